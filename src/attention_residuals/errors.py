@@ -1,0 +1,77 @@
+"""The errors of this package: each says what came, what was expected and what to do."""
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = [
+    "AttentionResidualsError",
+    "BackendError",
+    "CheckpointError",
+    "ConfigError",
+    "DataError",
+    "NonFiniteError",
+    "ShapeError",
+    "TapError",
+    "nearest",
+]
+
+
+class AttentionResidualsError(Exception):
+    """Base of every error that this package raises on purpose.
+
+    Args:
+        got: What came, with the offending value.
+        expected: What would have been accepted.
+        do: What the reader of the message can do about it.
+
+    Example:
+        >>> print(ConfigError(got="width=-1", expected="width >= 1", do="pass a positive width"))
+        got: width=-1
+        expected: width >= 1
+        do: pass a positive width
+    """
+
+    def __init__(self, *, got: str, expected: str, do: str) -> None:
+        super().__init__(f"got: {got}\nexpected: {expected}\ndo: {do}")
+        self.got, self.expected, self.do = got, expected, do
+
+
+class ShapeError(AttentionResidualsError, ValueError):
+    """Tensors whose shapes, counts or dtypes do not fit together."""
+
+
+class ConfigError(AttentionResidualsError, ValueError):
+    """An option that does not exist, is out of range or contradicts another."""
+
+
+class DataError(AttentionResidualsError, ValueError):
+    """Text or tokens that cannot be used."""
+
+
+class CheckpointError(AttentionResidualsError, RuntimeError):
+    """A saved file that is damaged, foreign, newer than this version, or cannot be written."""
+
+
+class NonFiniteError(AttentionResidualsError, ArithmeticError):
+    """NaN or infinity where a number was needed."""
+
+
+class BackendError(AttentionResidualsError, RuntimeError):
+    """A named backend that cannot do this call."""
+
+
+class TapError(AttentionResidualsError, RuntimeError):
+    """A tap that returned what cannot stand in for what it was offered."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Names the closest of the known names, for the end of a message.
+
+    Example:
+        >>> nearest("widht", ["width", "depth"])
+        "did you mean 'width'? known: depth, width"
+    """
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    return f"{hint}known: {', '.join(names)}"

@@ -1,0 +1,65 @@
+"""RMSNorm, and which norms a depth read can fold into itself."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from attention_residuals.ops.depth_read import compute_dtype
+
+__all__ = ["RMSNorm", "foldable"]
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square norm with a learned gain, computed in float32 and cast back once.
+
+    Args:
+        width: Size of the last axis.
+        eps: Added to the mean square, >= 0.
+
+    Source:
+        Zhang and Sennrich, arXiv:1910.07467.
+
+    Example:
+        >>> RMSNorm(2, eps=0.0)(torch.tensor([[3.0, 3.0]])).tolist()
+        [[1.0, 1.0]]
+    """
+
+    def __init__(self, width: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, hidden: Float[Tensor, "*BT D"]) -> Float[Tensor, "*BT D"]:
+        """Normalises the last axis."""
+        dtype = compute_dtype(hidden.dtype)
+        normalised = F.rms_norm(hidden.to(dtype), self.gain.shape, self.gain.to(dtype), self.eps)
+        return normalised.to(hidden.dtype)
+
+    def extra_repr(self) -> str:
+        """Shows width and eps when printed."""
+        return f"{len(self.gain)}, eps={self.eps}"
+
+
+def foldable(norm: object) -> tuple[Tensor, float] | None:
+    """Returns gain and eps of a norm that a depth read can compute itself, else None.
+
+    A norm with hooks is left to itself, so that the hooks fire.
+
+    Example:
+        >>> foldable(RMSNorm(4, eps=1e-5))[1], foldable(nn.LayerNorm(4))
+        (1e-05, None)
+    """
+    if (
+        not isinstance(norm, nn.Module)
+        or norm._forward_hooks
+        or norm._forward_pre_hooks
+        or norm._backward_hooks
+    ):
+        return None
+    if type(norm) is RMSNorm:
+        return norm.gain, norm.eps
+    if type(norm) is nn.RMSNorm and norm.weight is not None and norm.weight.ndim == 1:
+        eps = torch.finfo(norm.weight.dtype).eps if norm.eps is None else norm.eps
+        return norm.weight, eps
+    return None

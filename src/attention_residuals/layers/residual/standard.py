@@ -1,0 +1,92 @@
+"""The standard residual connection: every earlier output with weight 1."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from attention_residuals.layers.residual.interface import Norm, ResidualConfig, ResidualRule
+from attention_residuals.layers.tap import (
+    EMBEDDING,
+    Read,
+    Site,
+    Tap,
+    offer_read,
+    offer_write,
+    ones_weights,
+    writer_names,
+)
+from attention_residuals.ops import weighted_sum
+
+__all__ = ["StandardResidual", "StandardRule", "StandardState"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StandardResidual(ResidualConfig):
+    """The sum of all earlier outputs, as in every pre-norm transformer.
+
+    Example:
+        >>> StandardResidual().build(num_layers=2, width=8).num_sources(Site(1, "mlp"))
+        1
+    """
+
+    def build(self, *, num_layers: int, width: int) -> "StandardRule":
+        """Makes the rule, which has no parameters."""
+        return StandardRule(num_layers, width)
+
+
+class StandardState(NamedTuple):
+    """The residual stream."""
+
+    stream: Tensor
+
+
+class StandardRule(ResidualRule[StandardState]):
+    """Reads the stream as it is.
+
+    To a tap, the stream is one source with weight 1 that contains every earlier writer once.
+
+    Source:
+        He et al., arXiv:1512.03385; pre-norm form: Xiong et al., arXiv:2002.04745.
+    """
+
+    def open(self, embedding: Tensor, tap: Tap | None = None) -> StandardState:
+        """Starts the stream."""
+        return StandardState(offer_write(tap, EMBEDDING, embedding))
+
+    def read(
+        self, state: StandardState, site: Site, norm: Norm, tap: Tap | None = None
+    ) -> tuple[tuple[Tensor, ...], StandardState]:
+        """Normalises the stream."""
+        if tap is not None:
+            writers = writer_names(self.num_written(site))
+            changed = offer_read(
+                tap,
+                Read(
+                    site=site,
+                    part="in",
+                    source_names=("stream",),
+                    sources=(state.stream,),
+                    values=(state.stream,),
+                    logits=None,
+                    weights=ones_weights(state.stream),
+                    inverse_norms=None,
+                    writers=writers,
+                    membership=torch.ones(1, len(writers)),
+                ),
+            )
+            if changed is not None:
+                return (norm(weighted_sum(changed.weights, changed.values)),), state
+        return (norm(state.stream),), state
+
+    def write(
+        self, state: StandardState, site: Site, output: Tensor, tap: Tap | None = None
+    ) -> StandardState:
+        """Adds to the stream."""
+        written = offer_write(tap, str(site), output.to(state.stream.dtype))
+        return StandardState(state.stream + written)
+
+    def num_sources(self, site: Site) -> int:
+        """Is 1: the stream."""
+        return 1

@@ -1,0 +1,189 @@
+"""Taps: where every depth read and every sublayer output can be seen, and changed, on its way."""
+
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from attention_residuals.errors import TapError
+
+__all__ = ["EMBEDDING", "OUTPUT", "Chain", "Pass", "Read", "Site", "Tap", "Write", "offer_write"]
+
+EMBEDDING = "embedding"
+"""The name of the first writer."""
+
+
+class Site(NamedTuple):
+    """One place where a depth read happens: before a layer's attention or MLP, or before the output.
+
+    Example:
+        >>> str(Site(3, "attention")), Site(3, "mlp").sublayer, str(OUTPUT)
+        ('L3.attention', 7, 'output')
+    """
+
+    layer: int
+    kind: str
+    """``"attention"``, ``"mlp"`` or ``"output"``."""
+
+    @property
+    def sublayer(self) -> int:
+        """How many sublayers run before this one."""
+        return 2 * self.layer + (self.kind == "mlp")
+
+    def __str__(self) -> str:
+        return self.kind if self.kind == "output" else f"L{self.layer}.{self.kind}"
+
+
+OUTPUT = Site(-1, "output")
+"""The read before the final norm."""
+
+
+class Pass(NamedTuple):
+    """What one forward pass runs on; the same for all of its reads and writes."""
+
+    tokens: Int[Tensor, "B T"]
+    positions: Int[Tensor, "B T"]
+    mask: Bool[Tensor, "..."] | None
+
+
+class Read(NamedTuple):
+    """One depth read, complete: the state that the site uses is the sum of weights times values.
+
+    ``membership`` tells what each source contains: source s is the sum over writers of
+    ``membership[s, w]`` times that writer's output.
+    """
+
+    site: Site
+    part: str
+    """``"in"``, or ``"q"``, ``"k"``, ``"v"`` where a site reads separately for them."""
+    source_names: tuple[str, ...]
+    sources: tuple[Float[Tensor, "B T D"], ...]
+    values: tuple[Float[Tensor, "B T D"], ...]
+    logits: Float[Tensor, "S B T"] | None
+    weights: Float[Tensor, "S B T"]
+    inverse_norms: Float[Tensor, "S B T"] | None
+    writers: tuple[str, ...]
+    membership: Float[Tensor, "S W"]
+
+
+class Write(NamedTuple):
+    """One writer's output on its way into the residual state."""
+
+    writer: str
+    output: Float[Tensor, "B T D"]
+
+
+@runtime_checkable
+class Tap(Protocol):
+    """Sees a forward pass; returns each event as it came, or changed.
+
+    An event that is returned as the same object changes no bit of the result. A changed ``Read`` is mixed
+    again from its weights and values. Each event is offered once per forward pass, also under activation
+    checkpointing.
+    """
+
+    def begin(self, run: Pass) -> None:
+        """Is told what the pass runs on, before the first event."""
+        ...
+
+    def read(self, read: Read) -> Read:
+        """Is offered a depth read before it is used."""
+        ...
+
+    def write(self, write: Write) -> Write:
+        """Is offered a writer's output before it joins the state."""
+        ...
+
+
+class Chain:
+    """Several taps as one, each offered what the one before it returned.
+
+    Args:
+        taps: In the order in which they act; a recorder that shall see the changes comes last.
+    """
+
+    def __init__(self, *taps: Tap) -> None:
+        self.taps = taps
+
+    def begin(self, run: Pass) -> None:
+        """Tells every tap."""
+        for tap in self.taps:
+            tap.begin(run)
+
+    def read(self, read: Read) -> Read:
+        """Hands the read from tap to tap."""
+        for tap in self.taps:
+            read = tap.read(read)
+        return read
+
+    def write(self, write: Write) -> Write:
+        """Hands the write from tap to tap."""
+        for tap in self.taps:
+            write = tap.write(write)
+        return write
+
+
+def offer_read(tap: Tap, read: Read) -> Read | None:
+    """Offers a read and returns what shall replace it, or None where the tap left it as it was.
+
+    Raises:
+        TapError: What came back cannot be mixed.
+    """
+    seen = tap.read(read)
+    if seen is read:
+        return None
+    if not isinstance(seen, Read):
+        raise TapError(
+            got=f"{type(seen).__name__} from a tap's read at {read.site}",
+            expected="a Read",
+            do="return the Read that was offered, or read._replace(...)",
+        )
+    shapes = {tuple(value.shape) for value in seen.values}
+    count = len(seen.values)
+    if shapes != {tuple(read.values[0].shape)} or seen.weights.shape != (count, *read.weights.shape[1:]):
+        raise TapError(
+            got=f"weights {list(seen.weights.shape)} and {count} values {sorted(shapes)} at {read.site}",
+            expected=f"weights [S, ...] for S values of shape {list(read.values[0].shape)}",
+            do="keep the shapes of the Read that was offered",
+        )
+    return seen
+
+
+def offer_write(tap: Tap | None, writer: str, output: Tensor) -> Tensor:
+    """Offers a write and returns the output to use.
+
+    Raises:
+        TapError: The tap returned an output of another shape.
+    """
+    if tap is None:
+        return output
+    seen = tap.write(Write(writer, output)).output
+    if seen.shape != output.shape:
+        raise TapError(
+            got=f"an output of shape {list(seen.shape)} from a tap's write at {writer}",
+            expected=f"{list(output.shape)}",
+            do="keep the shape of the Write that was offered",
+        )
+    return seen
+
+
+def writer_names(num_sublayers: int) -> tuple[str, ...]:
+    """Names the embedding and the first sublayers, in the order in which they write.
+
+    Example:
+        >>> writer_names(3)
+        ('embedding', 'L0.attention', 'L0.mlp', 'L1.attention')
+    """
+    kinds = ("attention", "mlp")
+    return (EMBEDDING, *(str(Site(number // 2, kinds[number % 2])) for number in range(num_sublayers)))
+
+
+def ones_weights(source: Float[Tensor, "B T D"]) -> Float[Tensor, "1 B T"]:
+    """Returns the weights of a read that takes one source as it is.
+
+    Example:
+        >>> ones_weights(torch.zeros(2, 3, 4)).shape
+        torch.Size([1, 2, 3])
+    """
+    return torch.ones((1, *source.shape[:-1]), dtype=torch.float32, device=source.device)

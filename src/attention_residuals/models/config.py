@@ -1,0 +1,91 @@
+"""The shape of a decoder."""
+
+from dataclasses import dataclass, field
+
+from attention_residuals.errors import ConfigError
+from attention_residuals.layers.residual import RULES, AttnRes, ResidualConfig
+
+__all__ = ["MODEL_CONFIGS", "DecoderConfig"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderConfig:
+    """Everything that decides what a decoder computes.
+
+    Args:
+        vocab_size: V, tokens in the vocabulary.
+        num_layers: L, each an attention and an MLP.
+        width: D.
+        num_heads: Query heads.
+        num_kv_heads: Key and value heads; divides ``num_heads``.
+        head_width: K, even.
+        mlp_width: F, the inner width of the MLP.
+        max_tokens: The longest sequence that the model accepts.
+        tied: The head shares the embedding's matrix.
+        norm_eps: The eps of every reader's norm.
+        rope_base: Base of the rotary embedding's wavelengths.
+        residual: The residual rule with its options.
+
+    Raises:
+        ConfigError: A value out of range, or values that contradict each other.
+
+    Example:
+        >>> from attention_residuals.models import presets
+        >>> presets.scaled(8, vocab_size=4096).width
+        128
+    """
+
+    vocab_size: int
+    num_layers: int
+    width: int
+    num_heads: int
+    num_kv_heads: int
+    head_width: int
+    mlp_width: int
+    max_tokens: int
+    tied: bool = True
+    norm_eps: float = 1e-6
+    rope_base: float = 10_000.0
+    residual: ResidualConfig = field(default_factory=lambda: AttnRes(sublayers_per_block=4))
+
+    def __post_init__(self) -> None:
+        counts = (
+            "vocab_size",
+            "num_layers",
+            "width",
+            "num_heads",
+            "num_kv_heads",
+            "head_width",
+            "mlp_width",
+            "max_tokens",
+        )
+        for name in counts:
+            if getattr(self, name) < 1:
+                raise ConfigError(
+                    got=f"{name}={getattr(self, name)}", expected="1 or more", do=f"pass a positive {name}"
+                )
+        if self.num_heads % self.num_kv_heads:
+            raise ConfigError(
+                got=f"num_heads={self.num_heads} with num_kv_heads={self.num_kv_heads}",
+                expected="a multiple of num_kv_heads",
+                do=f"use one of {[n for n in range(1, self.num_heads + 1) if self.num_heads % n == 0]}",
+            )
+        if self.head_width % 2:
+            raise ConfigError(
+                got=f"head_width={self.head_width}",
+                expected="an even number, since rotary positions turn pairs of channels",
+                do=f"use {self.head_width + 1}",
+            )
+        if not self.norm_eps >= 0 or not self.rope_base > 0:
+            raise ConfigError(
+                got=f"norm_eps={self.norm_eps}, rope_base={self.rope_base}",
+                expected="norm_eps >= 0 and rope_base > 0",
+                do="1e-6 and 10000 are usual",
+            )
+
+
+MODEL_CONFIGS: dict[str, type] = {
+    "DecoderConfig": DecoderConfig,
+    **{config.__name__: config for config in RULES.values()},
+}
+"""The types that a model's config.json may hold."""

@@ -1,0 +1,195 @@
+"""The decoder language model: a visible loop of read, sublayer, write."""
+
+import math
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from attention_residuals.errors import DataError, ShapeError
+from attention_residuals.layers.attention import Attention, AttentionContext, Cache, allowed_pairs
+from attention_residuals.layers.mlp import MLP
+from attention_residuals.layers.norm import RMSNorm
+from attention_residuals.layers.residual import ResidualRule
+from attention_residuals.layers.rope import rotation
+from attention_residuals.layers.tap import OUTPUT, Pass, Site, Tap
+from attention_residuals.models.config import DecoderConfig
+
+__all__ = ["Decoder", "Layer"]
+
+
+class Layer(nn.Module):
+    """One attention and one MLP; how they are joined is the residual rule's business."""
+
+    def __init__(self, config: DecoderConfig, number: int) -> None:
+        super().__init__()
+        self.number = number
+        self.attention = Attention(
+            config.width,
+            config.num_heads,
+            config.num_kv_heads,
+            config.head_width,
+            layer=number,
+            norm_eps=config.norm_eps,
+        )
+        self.mlp = MLP(config.width, config.mlp_width, norm_eps=config.norm_eps)
+
+    def sublayers(self) -> Iterator[tuple[Site, Attention | MLP]]:
+        """Yields both sublayers in order, each with the site where its read happens."""
+        yield Site(self.number, "attention"), self.attention
+        yield Site(self.number, "mlp"), self.mlp
+
+
+class Decoder(nn.Module):
+    """A pre-norm causal language model whose residual connections are a rule of your choice.
+
+    Models of the same shape and seed start with the same shared weights whatever their rule, and with
+    attention residuals (pseudo-queries zero) compute the same function as the standard model, up to the
+    norms' eps.
+
+    Args:
+        config: The model's shape and residual rule.
+        checkpoint_activations: Keep only the residual state between layers for backward and compute the
+            rest again, depth reads included. Under a tap, reads and writes happen once and only the
+            insides of sublayers are computed again.
+
+    Example:
+        >>> from attention_residuals.models import presets
+        >>> model = Decoder(presets.scaled(2, vocab_size=300))
+        >>> model(torch.tensor([[5, 6, 7]])).shape
+        torch.Size([1, 3, 300])
+    """
+
+    def __init__(self, config: DecoderConfig, *, checkpoint_activations: bool = False) -> None:
+        super().__init__()
+        self.config = config
+        self.checkpoint_activations = checkpoint_activations
+        self.embedding = nn.Embedding(config.vocab_size, config.width)
+        self.layers = nn.ModuleList(Layer(config, number) for number in range(config.num_layers))
+        self.norm = RMSNorm(config.width, config.norm_eps)
+        self.head = None if config.tied else nn.Linear(config.width, config.vocab_size, bias=False)
+        self.residual: ResidualRule[Any] = config.residual.build(
+            num_layers=config.num_layers, width=config.width
+        )
+        self._initialise()
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "B T"],
+        *,
+        positions: Int[Tensor, "B T"] | None = None,
+        mask: Bool[Tensor, "B U"] | Bool[Tensor, "B T U"] | None = None,
+        cache: Cache | None = None,
+        tap: Tap | None = None,
+    ) -> Float[Tensor, "B T V"]:
+        """Computes the logits of every next token.
+
+        Args:
+            tokens: Ids, 0 to vocab_size - 1.
+            positions: Absolute positions; by default they go on from the cache.
+            mask: True for real tokens [B, U], or for the (query, key) pairs that may attend [B, T, U];
+                causality is added. U counts the cached tokens too.
+            cache: Keys and values of earlier tokens; is extended.
+            tap: Sees and may change every depth read and every write.
+
+        Raises:
+            DataError: A token id out of range.
+            ShapeError: A sequence longer than the model's, or shapes that do not fit.
+        """
+        num_cached = 0 if cache is None else cache.num_tokens
+        positions = self._checked(tokens, positions, mask, num_cached)
+        if tap is not None:
+            tap.begin(Pass(tokens, positions, mask))
+        embedded = self.embedding(tokens)
+        dtype = torch.promote_types(self.embedding.weight.dtype, torch.float32)
+        context = AttentionContext(
+            rotation(positions, self.config.head_width, self.config.rope_base, dtype),
+            allowed_pairs(mask, tokens.shape[1], num_cached, tokens.device),
+            cache,
+        )
+        saving = self.checkpoint_activations and torch.is_grad_enabled()
+
+        state = self.residual.open(embedded, tap)
+        for layer in self.layers:
+            assert isinstance(layer, Layer)
+            if saving and tap is None:
+                state = _recomputed(self._run_layer, state, layer, context)
+            else:
+                state = self._run_layer(state, layer, context, tap, saving=saving)
+        inputs, _ = self.residual.read(state, OUTPUT, self.norm, tap)
+        weight = self.embedding.weight if self.head is None else self.head.weight
+        return F.linear(inputs[0], weight)
+
+    def _run_layer(
+        self,
+        state: Any,
+        layer: Layer,
+        context: AttentionContext,
+        tap: Tap | None = None,
+        saving: bool = False,
+    ) -> Any:
+        for site, sublayer in layer.sublayers():
+            inputs, state = self.residual.read(state, site, sublayer.norm, tap)
+            run = partial(_recomputed, sublayer) if saving else sublayer
+            state = self.residual.write(state, site, run(*inputs, context=context), tap)
+        return state
+
+    def _initialise(self) -> None:
+        """Normal weights of std 0.02; what writes to the residual state is smaller by sqrt(2 L)."""
+        for name, parameter in self.named_parameters():
+            if parameter.ndim == 2:
+                writes = name.endswith(("output.weight", "down.weight"))
+                nn.init.normal_(
+                    parameter, std=0.02 / math.sqrt(2 * self.config.num_layers) if writes else 0.02
+                )
+
+    def _checked(
+        self, tokens: Tensor, positions: Tensor | None, mask: Tensor | None, num_cached: int
+    ) -> Int[Tensor, "B T"]:
+        if tokens.ndim != 2 or tokens.dtype not in (torch.int32, torch.int64):
+            raise ShapeError(
+                got=f"tokens {tokens.dtype}{list(tokens.shape)}",
+                expected="integers of shape [B, T]",
+                do="add a batch axis: tokens[None]",
+            )
+        batch, length = tokens.shape
+        total = num_cached + length
+        if total > self.config.max_tokens:
+            raise ShapeError(
+                got=f"a sequence of {total} tokens",
+                expected=f"at most {self.config.max_tokens}, the model's max_tokens",
+                do="cut the text, or make a model with a larger max_tokens",
+            )
+        if tokens.device.type == "cpu" and tokens.numel() and not torch.compiler.is_compiling():
+            low, high = (int(bound) for bound in torch.aminmax(tokens))
+            if low < 0 or high >= self.config.vocab_size:
+                raise DataError(
+                    got=f"token ids from {low} to {high}",
+                    expected=f"0 to {self.config.vocab_size - 1}",
+                    do="encode the text with the tokenizer that the model was trained with",
+                )
+        if mask is not None and tuple(mask.shape) not in ((batch, total), (batch, length, total)):
+            raise ShapeError(
+                got=f"a mask of shape {list(mask.shape)}",
+                expected=f"[{batch}, {total}] or [{batch}, {length}, {total}]",
+                do="count the cached tokens too",
+            )
+        if positions is None:
+            positions = torch.arange(num_cached, total, device=tokens.device).expand(batch, length)
+        if positions.shape != tokens.shape:
+            raise ShapeError(
+                got=f"positions of shape {list(positions.shape)}",
+                expected=f"{list(tokens.shape)}, one for each token",
+                do="expand them over the batch",
+            )
+        return positions
+
+
+def _recomputed(function: Any, *args: Any, **kwargs: Any) -> Any:
+    """Runs a function whose insides are dropped and computed again in backward; there is no dropout."""
+    return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)

@@ -1,0 +1,159 @@
+"""A model in a folder: config.json and model.safetensors, checked when read."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from attention_residuals.configs import decode, encode
+from attention_residuals.errors import CheckpointError, ConfigError
+from attention_residuals.models.config import MODEL_CONFIGS, DecoderConfig
+from attention_residuals.models.decoder import Decoder
+
+__all__ = ["load_model", "load_tensors", "read_json", "save_model", "sha256"]
+
+FORMAT = 1
+"""Of config.json; raised when an older version of this package could not read it."""
+
+
+def save_model(model: Decoder, folder: Path | str) -> None:
+    """Writes a model into a folder that has none yet.
+
+    Args:
+        model: Any decoder; a tied head is not stored twice.
+        folder: Is made if it does not exist.
+
+    Raises:
+        CheckpointError: The folder holds a model already, or cannot be written.
+
+    Example:
+        >>> import tempfile
+        >>> from attention_residuals.models import presets
+        >>> folder = tempfile.mkdtemp()
+        >>> model = Decoder(presets.scaled(2, vocab_size=300))
+        >>> save_model(model, folder)
+        >>> torch.equal(load_model(folder).embedding.weight, model.embedding.weight)
+        True
+    """
+    folder = Path(folder)
+    weights = folder / "model.safetensors"
+    if weights.exists():
+        raise CheckpointError(got=f"{weights} exists", expected="a folder without a model", do="name another")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, weights)
+        description = {"format": FORMAT, "model": encode(model.config), "sha256": sha256(weights)}
+        (folder / "config.json").write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(
+            got=f"{error} while writing {folder}", expected="a writable disk with room", do="free some space"
+        ) from error
+
+
+def load_model(folder: Path | str) -> Decoder:
+    """Reads a model back, with the same bits.
+
+    Raises:
+        CheckpointError: A file is missing, damaged, of a newer format or does not fit its config.
+    """
+    folder = Path(folder)
+    description = read_json(folder / "config.json", newest=FORMAT)
+    try:
+        config = decode(description.get("model"), MODEL_CONFIGS)
+    except ConfigError as error:
+        raise CheckpointError(
+            got=f"{folder / 'config.json'}: {error.got}", expected=error.expected, do=error.do
+        ) from error
+    if not isinstance(config, DecoderConfig):
+        raise CheckpointError(
+            got=f"{folder / 'config.json'} without a decoder's config",
+            expected='"model": {"type": "DecoderConfig", ...}',
+            do="save the model again with save_model",
+        )
+    tensors = load_tensors(folder / "model.safetensors", sha256_expected=description.get("sha256"))
+    model = Decoder(config)
+    load_state(model, tensors, folder)
+    return model
+
+
+def load_state(model: Decoder, tensors: dict[str, torch.Tensor], where: Path) -> None:
+    """Puts tensors into a model, every one of them, with nothing left over.
+
+    Raises:
+        CheckpointError: Names or shapes differ.
+    """
+    own = model.state_dict()
+    wrong = sorted(own.keys() ^ tensors.keys()) or sorted(
+        name for name, tensor in tensors.items() if tensor.shape != own[name].shape
+    )
+    if wrong:
+        raise CheckpointError(
+            got=f"{where}: {len(wrong)} tensors that do not fit the model, the first is {wrong[0]}",
+            expected="the tensors of this very config",
+            do="load it with the config that it was saved with",
+        )
+    model.load_state_dict(tensors)
+
+
+def load_tensors(path: Path, *, sha256_expected: str | None) -> dict[str, torch.Tensor]:
+    """Reads a safetensors file after checking that it is the one that was written.
+
+    Raises:
+        CheckpointError: Missing, truncated or changed.
+    """
+    if not path.is_file():
+        raise CheckpointError(got=f"no file {path}", expected="saved tensors", do="check the folder's name")
+    if sha256(path) != sha256_expected:
+        raise CheckpointError(
+            got=f"{path} with another checksum than its description",
+            expected=f"sha256 {sha256_expected}",
+            do="the file is truncated or changed: copy it again or use an older checkpoint",
+        )
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise CheckpointError(
+            got=f"{path}: {error}", expected="a safetensors file", do="use an older checkpoint"
+        ) from error
+
+
+def read_json(path: Path, *, newest: int) -> dict[str, Any]:
+    """Reads a versioned JSON object.
+
+    Args:
+        path: The file.
+        newest: The newest format that is understood.
+
+    Raises:
+        CheckpointError: Missing, not JSON, without a format, or of a newer one.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise CheckpointError(got=f"no file {path}", expected="a saved file", do="check the name") from error
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise CheckpointError(
+            got=f"{path}: {error}", expected="JSON", do="the file is truncated or changed: copy it again"
+        ) from error
+    version = data.get("format") if isinstance(data, dict) else None
+    if not isinstance(version, int):
+        raise CheckpointError(
+            got=f"{path} without a format number", expected=f'"format": 1 to {newest}', do="check the name"
+        )
+    if version > newest:
+        raise CheckpointError(
+            got=f"{path} of format {version}",
+            expected=f"at most {newest}, the newest that this version reads",
+            do="update attention-residuals",
+        )
+    return dict(data)
+
+
+def sha256(path: Path) -> str:
+    """Returns the SHA-256 of a file's bytes in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
