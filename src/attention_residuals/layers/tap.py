@@ -51,7 +51,8 @@ class Read(NamedTuple):
     """One depth read, complete: the state that the site uses is the sum of weights times values.
 
     ``membership`` tells what each source contains: source s is the sum over writers of
-    ``membership[s, w]`` times that writer's output.
+    ``membership[s, w]`` times that writer's output; the numbers are the same for all tokens, or one for
+    each.
     """
 
     site: Site
@@ -64,7 +65,7 @@ class Read(NamedTuple):
     weights: Float[Tensor, "S B T"]
     inverse_norms: Float[Tensor, "S B T"] | None
     writers: tuple[str, ...]
-    membership: Float[Tensor, "S W"]
+    membership: Float[Tensor, "S W"] | Float[Tensor, "S W B T"]
 
 
 class Write(NamedTuple):

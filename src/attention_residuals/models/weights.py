@@ -76,12 +76,20 @@ def load_model(folder: Path | str) -> Decoder:
         )
     tensors = load_tensors(folder / "model.safetensors", sha256_expected=description.get("sha256"))
     model = Decoder(config)
-    load_state(model, tensors, folder)
+    load_state(model, tensors, folder, assign=True)
     return model
 
 
-def load_state(model: Decoder, tensors: dict[str, torch.Tensor], where: Path) -> None:
+def load_state(
+    model: Decoder, tensors: dict[str, torch.Tensor], where: Path, *, assign: bool = False
+) -> None:
     """Puts tensors into a model, every one of them, with nothing left over.
+
+    Args:
+        model: Of the shape that the tensors were saved from.
+        tensors: By name.
+        where: Where they come from, for the message.
+        assign: Make the tensors the model's own, dtype and all, rather than copy their numbers.
 
     Raises:
         CheckpointError: Names or shapes differ.
@@ -96,7 +104,7 @@ def load_state(model: Decoder, tensors: dict[str, torch.Tensor], where: Path) ->
             expected="the tensors of this very config",
             do="load it with the config that it was saved with",
         )
-    model.load_state_dict(tensors)
+    model.load_state_dict(tensors, assign=assign)
 
 
 def load_tensors(path: Path, *, sha256_expected: str | None) -> dict[str, torch.Tensor]:

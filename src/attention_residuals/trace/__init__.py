@@ -1,0 +1,6 @@
+"""Recording depth routing, and keeping it."""
+
+from attention_residuals.trace.recorder import GradientRecorder, Recorder, record
+from attention_residuals.trace.trace import SiteTrace, Trace, routing_table
+
+__all__ = ["GradientRecorder", "Recorder", "SiteTrace", "Trace", "record", "routing_table"]

@@ -1,0 +1,314 @@
+"""The common suite: what every residual rule must do. A new rule adds one line to ``RULE_CONFIGS``."""
+
+import pytest
+import torch
+from closeness import assert_close
+from torch import Tensor, nn
+
+from attention_residuals.errors import ConfigError, TapError
+from attention_residuals.layers import EMBEDDING, OUTPUT, RMSNorm, Site
+from attention_residuals.layers.norm import foldable
+from attention_residuals.layers.residual import RULES, AttnRes, StandardResidual
+from attention_residuals.layers.tap import Chain
+
+RULE_CONFIGS = {
+    "standard": StandardResidual(),
+    "full": AttnRes(sublayers_per_block=1),
+    "block of 2": AttnRes(sublayers_per_block=2),
+    "odd block": AttnRes(sublayers_per_block=3),
+    "one block": AttnRes(sublayers_per_block=99),
+}
+every_rule = pytest.mark.parametrize("config", RULE_CONFIGS.values(), ids=RULE_CONFIGS.keys())
+NUM_LAYERS, WIDTH = 3, 10
+
+
+class Looker:
+    """Keeps every event, returns each as it came."""
+
+    def __init__(self):
+        self.reads, self.writes = [], []
+
+    def begin(self, run):
+        self.run = run
+
+    def read(self, read):
+        self.reads.append(read)
+        return read
+
+    def write(self, write):
+        self.writes.append(write)
+        return write
+
+
+class Scaler(Looker):
+    """Doubles one writer's output, or moves all weight of one site to its first source."""
+
+    def __init__(self, writer=None, site=None):
+        super().__init__()
+        self.writer, self.site = writer, site
+
+    def read(self, read):
+        if str(read.site) != self.site:
+            return super().read(read)
+        weights = torch.zeros_like(read.weights)
+        weights[0] = 3.0
+        return super().read(read._replace(weights=weights))
+
+    def write(self, write):
+        return super().write(write._replace(output=2 * write.output) if write.writer == self.writer else write)
+
+
+def rule_of(config, dtype=torch.float64):
+    rule = config.build(num_layers=NUM_LAYERS, width=WIDTH).to(dtype)
+    for parameter in rule.parameters():
+        parameter.data += torch.randn_like(parameter) / 3
+    return rule
+
+
+def run(rule, embedding, *, tap=None, norm=None) -> list[Tensor]:
+    """The inputs of every site, under sublayers that are fixed random maps."""
+    norm = norm or RMSNorm(WIDTH).to(embedding.dtype)
+    generator = torch.Generator().manual_seed(5)
+    state, seen = rule.open(embedding, tap), []
+    for site in rule.sites()[:-1]:
+        inputs, state = rule.read(state, site, norm, tap)
+        matrix = torch.randn(WIDTH, WIDTH, generator=generator, dtype=torch.float64).to(embedding.dtype)
+        state = rule.write(state, site, torch.tanh(inputs[0] @ matrix), tap)
+        seen.append(inputs[0])
+    inputs, _ = rule.read(state, OUTPUT, norm, tap)
+    return [*seen, inputs[0]]
+
+
+def embedding(dtype=torch.float64):
+    return torch.randn(2, 4, WIDTH, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
+
+
+def test_every_registered_rule_is_in_this_suite():
+    assert {type(config) for config in RULE_CONFIGS.values()} == set(RULES.values())
+
+
+@every_rule
+def test_looking_changes_no_bit(config):
+    rule = rule_of(config, torch.float32)
+    plain, tapped = (run(rule, embedding(torch.float32), tap=tap) for tap in (None, Looker()))
+    assert all(torch.equal(one, other) for one, other in zip(plain, tapped, strict=True))
+
+
+@every_rule
+def test_each_site_is_offered_once_in_order_and_each_writer_too(config):
+    rule, looker = rule_of(config), Looker()
+    run(rule, embedding(), tap=looker)
+    assert [read.site for read in looker.reads] == list(rule.sites())
+    assert [write.writer for write in looker.writes] == [EMBEDDING, *map(str, rule.sites()[:-1])]
+
+
+@every_rule
+def test_the_input_is_the_normalised_sum_of_weights_times_values(config):
+    rule, looker, norm = rule_of(config), Looker(), RMSNorm(WIDTH).double()
+    inputs = run(rule, embedding(), tap=looker, norm=norm)
+    for read, used in zip(looker.reads, inputs, strict=True):
+        mix = torch.einsum("sbt,sbtd->btd", read.weights.double(), torch.stack(read.values))
+        assert_close(used, norm(mix))
+
+
+@every_rule
+def test_every_source_is_the_sum_of_its_members_outputs(config):
+    rule, looker = rule_of(config), Looker()
+    run(rule, embedding(), tap=looker)
+    for read in looker.reads:
+        outputs = torch.stack([write.output for write in looker.writes[: len(read.writers)]])
+        assert [write.writer for write in looker.writes[: len(read.writers)]] == list(read.writers)
+        expected = torch.einsum("sw,wbtd->sbtd", read.membership.double(), outputs)
+        assert_close(torch.stack(read.sources), expected)
+
+
+@every_rule
+def test_names_and_counts_of_sources_fit_the_read(config):
+    rule, looker = rule_of(config), Looker()
+    run(rule, embedding(), tap=looker)
+    for read in looker.reads:
+        count = rule.num_sources(read.site)
+        assert len(read.source_names) == len(set(read.source_names)) == len(read.sources) == count
+        assert read.weights.shape == (count, 2, 4)
+        assert read.membership.shape == (count, len(read.writers))
+        assert read.logits is None or torch.equal(read.weights, read.logits.softmax(0))
+
+
+@every_rule
+def test_every_writer_is_a_member_of_some_source_at_every_later_site(config):
+    rule, looker = rule_of(config), Looker()
+    run(rule, embedding(), tap=looker)
+    assert all((read.membership.sum(0) == 1).all() for read in looker.reads)
+
+
+@every_rule
+@pytest.mark.parametrize("foreign", [nn.LayerNorm(WIDTH), nn.RMSNorm(WIDTH, eps=1e-6), nn.Identity()], ids=repr)
+def test_any_norm_reads_the_same_mix(config, foreign):
+    rule, looker = rule_of(config), Looker()
+    inputs = run(rule, embedding(), tap=looker, norm=foreign.double())
+    for read, used in zip(looker.reads, inputs, strict=True):
+        mix = torch.einsum("sbt,sbtd->btd", read.weights.double(), torch.stack(read.values))
+        assert_close(used, foreign(mix))
+
+
+@every_rule
+def test_a_foreign_norm_gives_the_gradients_of_a_folded_one(config):
+    class Foreign(RMSNorm):
+        """Not folded, since it is another type."""
+
+    gradients = []
+    for norm in (RMSNorm(WIDTH).double(), Foreign(WIDTH).double()):
+        torch.manual_seed(2)
+        rule, start = rule_of(config), embedding().requires_grad_()
+        run(rule, start, norm=norm)[-1].square().mul(torch.arange(WIDTH)).sum().backward()
+        gradients.append([start.grad, norm.gain.grad, *(p.grad for p in rule.parameters() if p.requires_grad)])
+    for folded, foreign in zip(*gradients, strict=True):
+        assert_close(foreign, folded)
+
+
+@every_rule
+def test_a_norm_with_a_hook_is_left_to_itself(config):
+    rule, norm, calls = rule_of(config), RMSNorm(WIDTH).double(), []
+    expected = run(rule, embedding(), norm=norm)
+    norm.register_forward_hook(lambda module, args, output: calls.append(args) and None)
+    with torch.no_grad():
+        actual = run(rule, embedding(), norm=norm)
+    assert len(calls) == len(rule.sites())
+    for one, other in zip(actual, expected, strict=True):
+        assert_close(one, other.detach())
+
+
+@every_rule
+def test_a_changed_write_reaches_every_later_site_and_no_earlier_one(config):
+    rule = rule_of(config)
+    plain, changed = (run(rule, embedding(), tap=tap) for tap in (None, Scaler(writer="L1.attention")))
+    same = [torch.equal(one, other) for one, other in zip(plain, changed, strict=True)]
+    assert same == [True] * 3 + [False] * 4
+
+
+@every_rule
+def test_a_changed_read_is_mixed_from_its_weights_and_values(config):
+    rule, tap, norm = rule_of(config), Scaler(site="L1.mlp"), RMSNorm(WIDTH, eps=0.5).double()
+    looker = Looker()
+    inputs = run(rule, embedding(), tap=Chain(looker, tap), norm=norm)
+    number = rule.sites().index(Site(1, "mlp"))
+    assert_close(inputs[number], norm(3.0 * looker.reads[number].values[0]))
+
+
+@every_rule
+def test_a_later_tap_of_a_chain_sees_what_the_earlier_one_changed(config):
+    rule, before, after = rule_of(config), Looker(), Looker()
+    run(rule, embedding(), tap=Chain(before, Scaler(site="L1.mlp"), after))
+    number = rule.sites().index(Site(1, "mlp"))
+    assert after.reads[number].weights[0].eq(3.0).all()
+    assert not before.reads[number].weights[0].eq(3.0).any()
+
+
+@every_rule
+def test_a_tap_that_returns_nonsense_is_refused(config):
+    class Nothing(Looker):
+        def read(self, read):
+            return None
+
+    class Short(Looker):
+        def read(self, read):
+            return read._replace(values=(*read.values, read.values[0]))
+
+    class Narrow(Looker):
+        def write(self, write):
+            return write._replace(output=write.output[..., :-1])
+
+    rule = rule_of(config)
+    for tap, message in ((Nothing(), "NoneType"), (Short(), "values"), (Narrow(), "an output of shape")):
+        with pytest.raises(TapError, match=message):
+            run(rule, embedding(), tap=tap)
+
+
+@every_rule
+def test_states_are_tensors_and_tuples_and_never_change_in_place(config):
+    rule, norm = rule_of(config), RMSNorm(WIDTH).double()
+
+    def tensors(part):
+        if isinstance(part, Tensor):
+            return [part]
+        assert isinstance(part, tuple)
+        return [tensor for inner in part for tensor in tensors(inner)]
+
+    state = rule.open(embedding())
+    for site in rule.sites()[:-1]:
+        copies = [tensor.clone() for tensor in tensors(state)]
+        rule.read(state, site, norm)
+        following = rule.write(state, site, embedding())
+        assert all(torch.equal(one, other) for one, other in zip(tensors(state), copies, strict=True))
+        state = following
+
+
+@every_rule
+def test_sources_keep_the_embeddings_dtype_under_other_outputs(config):
+    rule = rule_of(config, torch.float32)
+    state = rule.open(embedding(torch.float32))
+    state = rule.write(state, Site(0, "attention"), embedding(torch.float32).bfloat16())
+    inputs, _ = rule.read(state, Site(0, "mlp"), RMSNorm(WIDTH))
+    assert inputs[0].dtype == torch.float32
+
+
+def test_sources_can_be_kept_in_bfloat16():
+    rule = rule_of(AttnRes(sublayers_per_block=2, source_dtype="bfloat16"), torch.float32)
+    state = rule.write(rule.open(embedding(torch.float32)), Site(0, "attention"), embedding(torch.float32))
+    assert {source.dtype for source in state.blocks + state.open_block} == {torch.bfloat16}
+
+
+def test_standard_has_no_parameters_and_attention_residuals_two_vectors_a_site():
+    standard = StandardResidual().build(num_layers=3, width=WIDTH)
+    full = AttnRes(sublayers_per_block=1).build(num_layers=3, width=WIDTH)
+    assert list(standard.parameters()) == []
+    assert sum(p.numel() for p in full.parameters()) == 2 * WIDTH * 7
+    assert all(parameter.ndim == 1 for parameter in full.parameters())
+
+
+def test_pseudo_queries_start_at_zero_and_only_the_first_site_does_not_learn():
+    rule = AttnRes(sublayers_per_block=2).build(num_layers=3, width=WIDTH)
+    assert all((reader.pseudo_query == 0).all() and (reader.key_gain == 1).all() for reader in rule.readers.values())
+    frozen = {name.split(".")[1] for name, p in rule.named_parameters() if not p.requires_grad}
+    assert frozen == {"L0_attention"}
+
+
+@pytest.mark.parametrize(("size", "names"), [
+    (1, ("embedding", "L0.attention", "L0.mlp", "L1.attention")),
+    (2, ("embedding", "B1", "B2.open@L1.attention")),
+    (3, ("embedding", "B1")),
+    (4, ("embedding", "B1.open@L1.attention")),
+])  # fmt: skip
+def test_sources_are_named_by_identity(size, names):
+    rule = AttnRes(sublayers_per_block=size).build(num_layers=3, width=WIDTH)
+    assert rule.source_names(Site(1, "mlp")) == names
+
+
+def test_the_output_reads_everything_and_an_uneven_last_block_is_open():
+    rule = AttnRes(sublayers_per_block=4).build(num_layers=3, width=WIDTH)
+    assert rule.source_names(OUTPUT) == ("embedding", "B1", "B2.open@L2.mlp")
+    assert rule.membership(OUTPUT).tolist() == [
+        [1, 0, 0, 0, 0, 0, 0],
+        [0, 1, 1, 1, 1, 0, 0],
+        [0, 0, 0, 0, 0, 1, 1],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sublayers_per_block": 0}, "sublayers_per_block=0"),
+        ({"sublayers_per_block": 2, "key_eps": -1.0}, "key_eps=-1.0"),
+        ({"sublayers_per_block": 2, "key_eps": float("nan")}, "key_eps=nan"),
+    ],
+)
+def test_impossible_options_are_refused(options, message):
+    with pytest.raises(ConfigError, match=message):
+        AttnRes(**options)
+
+
+def test_which_norms_are_folded():
+    torch_norm = nn.RMSNorm(4, eps=None)
+    assert foldable(torch_norm)[1] == torch.finfo(torch.float32).eps
+    assert foldable(nn.RMSNorm(4, elementwise_affine=False)) is None
+    assert foldable(lambda x: x) is None

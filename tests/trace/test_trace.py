@@ -1,0 +1,172 @@
+import json
+
+import pytest
+import torch
+from closeness import assert_close
+from torch.nn import functional as F
+
+from attention_residuals.errors import CheckpointError, ConfigError, TapError
+from attention_residuals.layers.residual import AttnRes, StandardResidual
+from attention_residuals.models import Decoder, presets
+from attention_residuals.trace import GradientRecorder, Recorder, Trace, record, routing_table
+
+TOKENS = torch.randint(40, (2, 7), generator=torch.Generator().manual_seed(0))
+MASK = torch.tensor([[True] * 7, [False] * 2 + [True] * 5])
+
+
+class Words:
+    def tokens(self, ids):
+        return [f"w{number}" for number in ids]
+
+
+def model_of(residual):
+    model = Decoder(presets.scaled(4, vocab_size=40, residual=residual))
+    for name, parameter in model.named_parameters():
+        if name.endswith("pseudo_query"):
+            parameter.data.normal_()
+    return model
+
+
+@pytest.fixture(params=[StandardResidual(), AttnRes(sublayers_per_block=1), AttnRes(sublayers_per_block=3)],
+                ids=["standard", "full", "block"])  # fmt: skip
+def model(request):
+    return model_of(request.param)
+
+
+def equal(one: Trace, other: Trace) -> bool:
+    def same(a, b):
+        return a is b is None or (torch.equal(a, b) and a.dtype == b.dtype)
+
+    tensors = [(one.tokens, other.tokens), (one.positions, other.positions), (one.mask, other.mask)]
+    for a, b in zip(one.sites, other.sites, strict=True):
+        assert (a.site, a.part, a.source_names) == (b.site, b.part, b.source_names)
+        tensors += [(a.weights, b.weights), (a.logits, b.logits), (a.source_norms, b.source_norms)]
+    texts = (one.token_texts, one.width, one.rule, one.about)
+    return all(same(a, b) for a, b in tensors) and texts == (other.token_texts, other.width, other.rule, other.about)
+
+
+def test_recording_changes_no_bit_of_the_logits(model):
+    recorder = Recorder()
+    assert torch.equal(model(TOKENS, mask=MASK), model(TOKENS, mask=MASK, tap=recorder))
+    assert len(recorder.trace(model).sites) == 9
+
+
+def test_recording_changes_no_bit_of_the_gradients(model):
+    gradients = []
+    for tap in (None, Recorder(), GradientRecorder()):
+        model.zero_grad()
+        F.cross_entropy(model(TOKENS, tap=tap).flatten(0, 1), TOKENS.flatten()).backward()
+        gradients.append([p.grad for p in model.parameters() if p.grad is not None])
+    for other in gradients[1:]:
+        assert all(torch.equal(one, two) for one, two in zip(gradients[0], other, strict=True))
+
+
+def test_a_trace_comes_back_from_disk_with_the_same_bits(model, tmp_path):
+    for mask in (None, MASK):
+        trace = record(model, TOKENS, mask=mask)
+        folder = tmp_path / str(mask is None)
+        trace.save(folder)
+        assert equal(Trace.load(folder), trace)
+
+
+def test_a_site_is_found_by_name_and_an_unknown_one_gets_the_nearest(model):
+    trace = record(model, TOKENS)
+    assert trace["L2.mlp"].site == "L2.mlp"
+    with pytest.raises(ConfigError, match=r"did you mean 'L2\.mlp'"):
+        trace["L2.mpl"]
+
+
+def test_recorded_weights_are_those_of_the_reference_on_the_recorded_logits():
+    trace = record(model_of(AttnRes(sublayers_per_block=3)), TOKENS)
+    for site in trace.sites:
+        assert_close(site.weights, site.logits.softmax(0))
+        assert_close(site.weights.sum(0), torch.ones(2, 7))
+
+
+def test_source_norms_are_lengths_of_the_sources():
+    model = model_of(AttnRes(sublayers_per_block=3))
+    trace = record(model, TOKENS)
+    assert_close(trace["L0.mlp"].source_norms[0], model.embedding(TOKENS).norm(dim=-1))
+
+
+def test_the_table_names_every_site_and_its_sources():
+    trace = record(model_of(AttnRes(sublayers_per_block=3)), TOKENS, mask=MASK)
+    lines = repr(trace).splitlines()
+    assert lines[0] == "depth routing, AttnRes, 9 sites, 2 x 7 tokens: mean of 12 tokens"
+    assert [line.split()[0] for line in lines[1:]] == [site.site for site in trace.sites]
+    mean = trace["output"].weights[:, MASK].mean(1)
+    assert lines[-1].split() == ["output", "embedding", f"{mean[0]:.2f}", "B1", f"{mean[1]:.2f}", "B2",
+                                 f"{mean[2]:.2f}", "B3.open@L3.mlp", f"{mean[3]:.2f}"]  # fmt: skip
+
+
+def test_the_table_of_one_token_shows_its_largest_weights():
+    trace = record(model_of(AttnRes(sublayers_per_block=1)), TOKENS)
+    line = routing_table(trace, token=(1, 4), num_sources=2).splitlines()[-1]
+    top = trace["output"].weights[:, 1, 4].topk(2).indices.sort().values
+    assert all(trace["output"].source_names[index] in line for index in top)
+    assert line.endswith("(7 more)")
+
+
+def test_token_texts_come_from_the_tokenizer():
+    recorder, model = Recorder(), model_of(StandardResidual())
+    model(TOKENS, tap=recorder)
+    trace = recorder.trace.__wrapped__(recorder, model, tokenizer=Words())
+    assert trace.token_texts[1][0] == f"w{TOKENS[1, 0]}"
+
+
+def test_a_recorder_is_for_one_pass(model):
+    recorder = Recorder()
+    with pytest.raises(TapError, match="no forward pass"):
+        recorder.trace(model)
+    model(TOKENS, tap=recorder)
+    with pytest.raises(TapError, match="a second forward pass"):
+        model(TOKENS, tap=recorder)
+
+
+def test_gradient_magnitudes_are_those_of_autograd():
+    model, recorder = model_of(StandardResidual()), GradientRecorder()
+    loss = model(TOKENS, tap=recorder).square().mean()
+    with pytest.raises(TapError, match="no gradient at embedding"):
+        recorder.magnitudes()
+    loss.backward()
+    magnitudes = recorder.magnitudes()
+    assert len(magnitudes) == 9
+
+    stream = model.embedding(TOKENS).detach().requires_grad_()
+    handle = model.embedding.register_forward_hook(lambda module, args, output: stream)
+    (gradient,) = torch.autograd.grad(model(TOKENS).square().mean(), stream)
+    handle.remove()
+    assert magnitudes["embedding"] == pytest.approx(gradient.square().mean().sqrt().item(), rel=1e-5)
+
+
+def test_a_trace_is_not_overwritten(model, tmp_path):
+    record(model, TOKENS).save(tmp_path)
+    with pytest.raises(CheckpointError, match="holds a trace"):
+        record(model, TOKENS).save(tmp_path)
+
+
+def test_a_damaged_or_newer_trace_is_refused(model, tmp_path):
+    record(model, TOKENS).save(tmp_path)
+    tensors = tmp_path / "trace.safetensors"
+    whole = tensors.read_bytes()
+    tensors.write_bytes(whole[:-3])
+    with pytest.raises(CheckpointError, match="damaged"):
+        Trace.load(tmp_path)
+    tensors.unlink()
+    with pytest.raises(CheckpointError, match="damaged"):
+        Trace.load(tmp_path)
+    tensors.write_bytes(whole)
+    description = json.loads((tmp_path / "trace.json").read_text())
+    (tmp_path / "trace.json").write_text(json.dumps({**description, "format": 2}))
+    with pytest.raises(CheckpointError, match="update attention-residuals"):
+        Trace.load(tmp_path)
+    del description["rule"]
+    (tmp_path / "trace.json").write_text(json.dumps(description))
+    with pytest.raises(CheckpointError, match="'rule'"):
+        Trace.load(tmp_path)
+
+
+def test_a_folder_that_cannot_be_written_is_named(model, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="while writing"):
+        record(model, TOKENS).save(tmp_path / "file" / "trace")
