@@ -1,0 +1,126 @@
+"""A prepared corpus: token files, their tokenizer, and a manifest that says exactly what is in them."""
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from attention_residuals.data.tokenizer import Tokenizer
+from attention_residuals.errors import DataError
+
+__all__ = ["SPLITS", "VERSION", "Corpus", "sha256"]
+
+VERSION = 1
+"""Version of the folder's format; a reader refuses every other."""
+
+SPLITS = ("train", "valid")
+"""Names of the splits and of their token files."""
+
+_KEYS = {"source", "options", "dtype", "vocab_size", "tokenizer_sha256", "splits", "documents"}
+_ITEM_SIZES = {"<u2": 2, "<u4": 4}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Corpus:
+    """Tokens of a training and a validation split, read from a folder that ``prepare`` wrote.
+
+    Args:
+        folder: Where it lies.
+        manifest: What ``manifest.json`` says: source, licence, options, documents, counts, hashes.
+        tokenizer: What turned its texts into tokens.
+        train: Training tokens in a row, on disk, read-only; each document starts with token 0.
+        valid: Validation tokens, likewise.
+
+    Example:
+        >>> Corpus.load("no/such/folder")
+        Traceback (most recent call last):
+        ...
+        attention_residuals.errors.DataError: got: no/such/folder, which holds no manifest.json
+        expected: a folder that prepare wrote
+        do: prepare(StandardLibrary(), 'no/such/folder')
+    """
+
+    folder: Path
+    manifest: dict[str, Any] = field(repr=False)
+    tokenizer: Tokenizer
+    train: npt.NDArray[np.unsignedinteger[Any]] = field(repr=False)
+    valid: npt.NDArray[np.unsignedinteger[Any]] = field(repr=False)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids."""
+        return self.tokenizer.vocab_size
+
+    @classmethod
+    def load(cls, folder: str | Path) -> "Corpus":
+        """Opens a prepared folder; its tokens stay on disk until they are looked at.
+
+        Raises:
+            DataError: The folder was not prepared, is damaged, or was written by a newer version.
+        """
+        folder = Path(folder)
+        manifest = _read_manifest(folder)
+        tokenizer = Tokenizer.load(folder / "tokenizer.json")
+        try:
+            train, valid = (_open_tokens(folder, split, manifest) for split in SPLITS)
+            intact = sha256((folder / "tokenizer.json").read_bytes()) == manifest["tokenizer_sha256"]
+        except (KeyError, TypeError) as error:
+            raise _damaged(folder, f"manifest.json garbles its splits or dtype ({error})") from error
+        if not intact:
+            raise _damaged(folder, "tokenizer.json is not the one that made the tokens")
+        return cls(folder=folder, manifest=manifest, tokenizer=tokenizer, train=train, valid=valid)
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    try:
+        manifest: Any = json.loads((folder / "manifest.json").read_bytes())
+    except OSError as error:
+        raise DataError(
+            got=f"{folder}, which holds no manifest.json",
+            expected="a folder that prepare wrote",
+            do=f"prepare(StandardLibrary(), {str(folder)!r})",
+        ) from error
+    except ValueError as error:
+        raise _damaged(folder, f"manifest.json is no JSON: {error}") from error
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("version"), int):
+        raise _damaged(folder, "manifest.json names no version")
+    if manifest["version"] != VERSION:
+        raise DataError(
+            got=f"{folder} in version {manifest['version']} of the format",
+            expected=f"version {VERSION}",
+            do="update attention-residuals, or prepare the corpus again into another folder",
+        )
+    if missing := _KEYS - manifest.keys():
+        raise _damaged(folder, f"manifest.json lacks {', '.join(sorted(missing))}")
+    return manifest
+
+
+def _open_tokens(folder: Path, split: str, manifest: dict[str, Any]) -> npt.NDArray[Any]:
+    path, dtype = folder / f"{split}.bin", manifest["dtype"]
+    expected = manifest["splits"][split]["tokens"] * _ITEM_SIZES[dtype]
+    size = path.stat().st_size if path.exists() else 0
+    if size != expected or not size:
+        raise _damaged(folder, f"{split}.bin has {size} bytes where the manifest says {expected}")
+    return np.memmap(path, dtype=dtype, mode="r")
+
+
+def _damaged(folder: Path, why: str) -> DataError:
+    return DataError(
+        got=f"{folder}: {why}",
+        expected="a folder as prepare wrote it",
+        do="delete it and prepare the corpus again",
+    )
+
+
+def sha256(raw: bytes) -> str:
+    """Hashes bytes, as 64 hexadecimal digits.
+
+    Example:
+        >>> sha256(b"")[:8]
+        'e3b0c442'
+    """
+    return hashlib.sha256(raw).hexdigest()
