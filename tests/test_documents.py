@@ -1,6 +1,8 @@
 """What the documents say is run, and what they list exists."""
 
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -71,3 +73,33 @@ def test_sketched_two_phase_reads_equal_one_phase_reads(sketches, size):
     two.load_state_dict(one.state_dict())
     assert_close(two(TOKENS), one(TOKENS))
     assert record(one, TOKENS)["output"].source_names[0] == "embedding"
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/tour.md"])
+def test_the_code_of_a_document_runs(document):
+    code = python_of(document)
+    assert code
+    exec(compile(code, document, "exec"), {})
+
+
+@pytest.mark.parametrize("example", sorted(path.name for path in (ROOT / "examples").glob("*.py")))
+def test_an_example_runs(example, tmp_path):
+    command = [sys.executable, "-W", "error", str(ROOT / "examples" / example)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+def test_the_encoder_changes_ten_lines():
+    lines = (ROOT / "examples" / "encoder.py").read_text().splitlines()
+    assert sum(line.endswith("#+") for line in lines) == 10
+
+
+def test_every_path_that_a_document_names_exists():
+    for document in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/tour.md", "docs/glossary.md"):
+        text = (ROOT / document).read_text()
+        for path in re.findall(r"`((?:scripts|docs|examples|src|tests|benchmarks)/[\w./-]+)`", text):
+            assert (ROOT / path).exists(), (document, path)
+        prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+        for path in re.findall(r"\]\((?!https?:)([^)#]+)\)", prose):
+            assert ((ROOT / document).parent / path).exists(), (document, path)

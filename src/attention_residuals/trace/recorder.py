@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-import attention_residuals
+from attention_residuals.version import __version__
 from attention_residuals.configs import encode
 from attention_residuals.data.tokenizer import Tokenizer
 from attention_residuals.errors import TapError
@@ -89,7 +89,7 @@ class Recorder:
             width=model.config.width,
             rule=encode(model.config.residual),
             about={
-                "attention_residuals": attention_residuals.__version__,
+                "attention_residuals": __version__,
                 "torch": str(torch.__version__),
                 "python": platform.python_version(),
                 "dtype": str(model.embedding.weight.dtype),
@@ -102,10 +102,16 @@ def record(
     model: Decoder,
     tokens: Int[Tensor, "B T"],
     *,
-    mask: Bool[Tensor, "B T"] | None = None,
+    mask: Bool[Tensor, "B T"] | Bool[Tensor, "B T T"] | None = None,
     tokenizer: Tokenizer | None = None,
 ) -> Trace:
     """Runs a model once, without gradients, and returns the trace.
+
+    Args:
+        model: Any decoder.
+        tokens: What it reads.
+        mask: As for the model; a mask of real tokens is kept in the trace, and averages leave the rest out.
+        tokenizer: Turns the tokens into texts.
 
     Example:
         >>> from attention_residuals.models import presets

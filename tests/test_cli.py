@@ -1,0 +1,180 @@
+"""The command, as a person types it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from attention_residuals.cli import main
+from attention_residuals.trace import Trace
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("texts")
+    for number in range(40):
+        (folder / f"tale {number}.txt").write_text(f"Once upon a time {number} ducks swam to pond {number % 7}.\n" * 6)
+    return folder
+
+
+def options(texts, *more):
+    small = ["--source", str(texts), "--depth", "2", "--vocab-size", "280", "--sequence-length", "16"]
+    return [*small, "--batch-size", "2", "--num-steps", "3", *more]
+
+
+@pytest.fixture(scope="module")
+def trained(texts, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "block"
+    assert main(["train", str(folder), *options(texts)]) == 0
+    return folder
+
+
+def test_train_writes_a_run_that_eval_and_trace_read(trained, capsys):
+    assert main(["eval", str(trained)]) == 0
+    words = capsys.readouterr().out.split()
+    assert words[1:4] == ["nats", "per", "token,"]
+    assert 0 < float(words[4]) < 20
+    assert main(["trace", str(trained), "Once upon"]) == 0
+    table = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in table[1:]] == ["L0.attention", "L0.mlp", "L1.attention", "L1.mlp", "output"]
+
+
+def test_the_same_command_again_says_that_the_run_is_finished(trained, texts, capsys):
+    assert main(["train", str(trained), *options(texts)]) == 0
+    assert "is finished" in capsys.readouterr().err
+
+
+def test_other_options_in_a_finished_folder_are_refused(trained, texts, capsys):
+    assert main(["train", str(trained), *options(texts, "--learning-rate", "0.1")]) == 1
+    assert "optimizer.learning_rate is 0.003 there and 0.1 here" in capsys.readouterr().err
+
+
+def test_a_run_can_be_repeated_from_its_config(trained, texts, tmp_path, capsys):
+    again = ["train", str(tmp_path / "again"), "--config", str(trained / "run" / "config.json")]
+    assert main([*again, "--source", str(texts), "--vocab-size", "280"]) == 0
+    rows = [
+        [{k: v for k, v in json.loads(line).items() if "second" not in k} for line in path.read_text().splitlines()]
+        for path in (trained / "run" / "metrics.jsonl", tmp_path / "again" / "run" / "metrics.jsonl")
+    ]
+    assert rows[0] == rows[1]
+    assert main([*again, "--source", str(texts), "--depth", "3"]) == 2
+    assert "either of them" in capsys.readouterr().err
+
+
+def test_a_config_with_an_unknown_key_gets_the_nearest(trained, texts, tmp_path, capsys):
+    description = json.loads((trained / "run" / "config.json").read_text())
+    description["train"]["bacth_size"] = description["train"].pop("batch_size")
+    (tmp_path / "config.json").write_text(json.dumps(description))
+    arguments = ["train", str(tmp_path / "run"), "--config", str(tmp_path / "config.json"), "--source", str(texts)]
+    assert main(arguments) == 2
+    assert "did you mean 'batch_size'" in capsys.readouterr().err
+
+
+def test_a_config_of_something_else_is_refused(texts, tmp_path, capsys):
+    (tmp_path / "config.json").write_text('{"format": 1, "train": {"type": "StandardResidual"}}')
+    arguments = ["train", str(tmp_path / "run"), "--config", str(tmp_path / "config.json"), "--source", str(texts)]
+    assert main(arguments) == 2
+    assert "without a TrainConfig" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("more", "rule"),
+    [
+        (["--residual", "standard"], {"type": "StandardResidual"}),
+        (["--residual", "full"], {"type": "AttnRes", "sublayers_per_block": 1}),
+        (["--residual", "block:3", "--optimizer", "muon", "--schedule", "wsd"], {"sublayers_per_block": 3}),
+    ],
+)
+def test_every_residual_rule_can_be_named(texts, tmp_path, more, rule):
+    assert main(["train", str(tmp_path / "run"), *options(texts, *more)]) == 0
+    model = json.loads((tmp_path / "run" / "run" / "config.json").read_text())["train"]["model"]
+    assert model["residual"] | rule == model["residual"]
+
+
+def test_a_trace_is_written_with_its_pictures(trained, tmp_path, capsys):
+    assert main(["trace", str(trained / "run"), "ducks swam", "--token", "-1", "--out", str(tmp_path / "out")]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("token -1: ")
+    assert "token 0 of" not in out
+    trace = Trace.load(tmp_path / "out")
+    assert trace.token_texts[0][0] == "<|endoftext|>"
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "trace.json", "trace.safetensors", "routing.png", "tokens.png",
+    }  # fmt: skip
+
+
+def test_the_text_of_a_file_can_be_evaluated(trained, tmp_path, capsys):
+    (tmp_path / "tale.txt").write_text("Once upon a time")
+    assert main(["eval", str(trained), "--text", str(tmp_path / "tale.txt")]) == 0
+    assert "16 bytes" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["train", "{new}", "--residual", "fulll"], 2, "did you mean 'full'"),
+        (["train", "{new}", "--residual", "block:0"], 2, "sublayers_per_block=0"),
+        (["train", "{new}", "--source", "shakespear"], 2, "did you mean 'shakespeare'"),
+        (["train", "{new}", "--depth", "1"], 2, "depth=1"),
+        (["demo", "--folder", "{new}", "--depth", "4"], 2, "depth=4"),
+        (["eval", "{new}"], 1, "config.json"),
+        (["trace", "{new}", "text"], 1, "checkpoint"),
+    ],
+)
+def test_what_cannot_be_done_is_told_with_an_exit_code(tmp_path, capsys, arguments, code, message):
+    new = tmp_path / "new"
+    assert main([argument.format(new=new) for argument in arguments]) == code
+    error = capsys.readouterr().err
+    assert error.startswith("attnres: got: ")
+    assert "\nexpected: " in error
+    assert "\ndo: " in error
+    assert message in error
+    assert not (new / "corpus").exists()
+
+
+def test_a_missing_text_is_told(trained, tmp_path, capsys):
+    assert main(["eval", str(trained), "--text", str(tmp_path / "none.txt")]) == 1
+    assert "none.txt" in capsys.readouterr().err
+
+
+def test_a_token_that_the_text_does_not_have_is_refused(trained, capsys):
+    assert main(["trace", str(trained), "a", "--token", "5"]) == 2
+    assert "token 5 of a text of 1 tokens" in capsys.readouterr().err
+
+
+def test_an_unknown_option_is_a_usage_error_with_the_nearest_name(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["train", "x", "--reisdual", "full"])
+    assert caught.value.code == 2
+    assert "--residual" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [[], ["train"], ["eval"], ["trace"], ["demo"]])
+def test_help_explains_with_examples(command, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main([*command, "--help"])
+    assert caught.value.code == 0
+    text = capsys.readouterr().out
+    assert not command or f"attnres {command[0]}" in text.split("For example:")[1]
+
+
+def test_ctrl_c_saves_and_the_same_command_goes_on(texts, tmp_path):
+    command = [sys.executable, "-m", "attention_residuals.cli", "train", str(tmp_path / "run")]
+    command += options(texts)[:-1]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen([*command, "100000"], env=environment, stderr=subprocess.PIPE, text=True)
+    metrics = tmp_path / "run" / "run" / "metrics.jsonl"
+    deadline = time.monotonic() + 60
+    while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "the same command goes on" in error
+    assert list((tmp_path / "run" / "run" / "checkpoints").glob("step-*"))
+
+
