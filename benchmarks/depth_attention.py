@@ -60,7 +60,9 @@ def main() -> None:
             function()
             if round_number >= 2:
                 timed.setdefault(name, []).append(time.perf_counter() - start)
-    settings = {name: value for name, value in os.environ.items() if name.startswith(("MALLOC_", "LD_PRELOAD"))}
+    settings = {
+        name: value for name, value in os.environ.items() if name.startswith(("MALLOC_", "LD_PRELOAD"))
+    }
     print(f"{NUM_SOURCES} sources of [{TOKENS}, {WIDTH}] float32, forward and backward, {ROUNDS} rounds")
     print(f"{torch.get_num_threads()} threads, torch {torch.__version__}, Python {platform.python_version()}, "
           f"{platform.machine()}, allocator {settings or 'default'}")  # fmt: skip
@@ -68,7 +70,9 @@ def main() -> None:
         print(f"{name:<46} {1e3 * statistics.median(seconds):8.2f} ms (fastest {1e3 * min(seconds):.2f})")
     pairs = zip(timed["stacked reference"], timed["eager"], strict=True)
     ratio = statistics.median(slow / fast for slow, fast in pairs)
-    print(f"eager is {ratio:.2f} x as fast as the stacked reference; at least 3 is wanted: {'holds' if ratio >= 3 else 'MISSED'}")
+    print(
+        f"eager is {ratio:.2f} x as fast as the stacked reference; at least 3 is wanted: {'holds' if ratio >= 3 else 'MISSED'}"
+    )
     if len(sys.argv) > 1:
         with open(sys.argv[1], "x", encoding="utf-8") as file:
             json.dump({"seconds": timed, "ratio": ratio, "allocator": settings}, file, indent=1)

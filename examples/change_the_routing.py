@@ -27,7 +27,11 @@ class WithoutEmbedding:
 
 
 torch.manual_seed(0)
-model, tokens, edit = Decoder(presets.scaled(4, vocab_size=100)), torch.randint(100, (1, 12)), WithoutEmbedding()
+model, tokens, edit = (
+    Decoder(presets.scaled(4, vocab_size=100)),
+    torch.randint(100, (1, 12)),
+    WithoutEmbedding(),
+)
 with torch.no_grad():
     before, after = model(tokens), model(tokens, tap=edit)
 divergence = (before.softmax(-1) * (before.log_softmax(-1) - after.log_softmax(-1))).sum(-1).mean()

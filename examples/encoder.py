@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from attention_residuals import OUTPUT, AttnRes, Site  #+
+from attention_residuals import OUTPUT, AttnRes, Site  # +
 
 
 class EncoderLayer(nn.Module):
@@ -22,21 +22,21 @@ class Encoder(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(EncoderLayer(width, num_heads) for _ in range(num_layers))
         self.norm = nn.LayerNorm(width)
-        self.residual = AttnRes(sublayers_per_block=4).build(num_layers=num_layers, width=width)  #+
+        self.residual = AttnRes(sublayers_per_block=4).build(num_layers=num_layers, width=width)  # +
 
     def forward(self, hidden: torch.Tensor, tap: object = None) -> torch.Tensor:
-        state = self.residual.open(hidden, tap)  #+
+        state = self.residual.open(hidden, tap)  # +
         for number, layer in enumerate(self.layers):
-            attention, mlp = Site(number, "attention"), Site(number, "mlp")  #+
+            attention, mlp = Site(number, "attention"), Site(number, "mlp")  # +
             # Was: hidden = hidden + layer.attend(layer.attention_norm(hidden))
-            inputs, state = self.residual.read(state, attention, layer.attention_norm, tap)  #+
-            state = self.residual.write(state, attention, layer.attend(*inputs), tap)  #+
+            inputs, state = self.residual.read(state, attention, layer.attention_norm, tap)  # +
+            state = self.residual.write(state, attention, layer.attend(*inputs), tap)  # +
             # Was: hidden = hidden + layer.mlp(layer.mlp_norm(hidden))
-            inputs, state = self.residual.read(state, mlp, layer.mlp_norm, tap)  #+
-            state = self.residual.write(state, mlp, layer.mlp(*inputs), tap)  #+
+            inputs, state = self.residual.read(state, mlp, layer.mlp_norm, tap)  # +
+            state = self.residual.write(state, mlp, layer.mlp(*inputs), tap)  # +
         # Was: return self.norm(hidden)
-        inputs, _ = self.residual.read(state, OUTPUT, self.norm, tap)  #+
-        return inputs[0]  #+
+        inputs, _ = self.residual.read(state, OUTPUT, self.norm, tap)  # +
+        return inputs[0]  # +
 
 
 if __name__ == "__main__":

@@ -17,7 +17,9 @@ from attention_residuals.trace import Trace
 def texts(tmp_path_factory):
     folder = tmp_path_factory.mktemp("texts")
     for number in range(40):
-        (folder / f"tale {number}.txt").write_text(f"Once upon a time {number} ducks swam to pond {number % 7}.\n" * 6)
+        (folder / f"tale {number}.txt").write_text(
+            f"Once upon a time {number} ducks swam to pond {number % 7}.\n" * 6
+        )
     return folder
 
 
@@ -40,7 +42,13 @@ def test_train_writes_a_run_that_eval_and_trace_read(trained, capsys):
     assert 0 < float(words[4]) < 20
     assert main(["trace", str(trained), "Once upon"]) == 0
     table = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in table[1:]] == ["L0.attention", "L0.mlp", "L1.attention", "L1.mlp", "output"]
+    assert [line.split()[0] for line in table[1:]] == [
+        "L0.attention",
+        "L0.mlp",
+        "L1.attention",
+        "L1.mlp",
+        "output",
+    ]
 
 
 def test_the_same_command_again_says_that_the_run_is_finished(trained, texts, capsys):
@@ -57,7 +65,10 @@ def test_a_run_can_be_repeated_from_its_config(trained, texts, tmp_path, capsys)
     again = ["train", str(tmp_path / "again"), "--config", str(trained / "run" / "config.json")]
     assert main([*again, "--source", str(texts), "--vocab-size", "280"]) == 0
     rows = [
-        [{k: v for k, v in json.loads(line).items() if "second" not in k} for line in path.read_text().splitlines()]
+        [
+            {k: v for k, v in json.loads(line).items() if "second" not in k}
+            for line in path.read_text().splitlines()
+        ]
         for path in (trained / "run" / "metrics.jsonl", tmp_path / "again" / "run" / "metrics.jsonl")
     ]
     assert rows[0] == rows[1]
@@ -69,14 +80,28 @@ def test_a_config_with_an_unknown_key_gets_the_nearest(trained, texts, tmp_path,
     description = json.loads((trained / "run" / "config.json").read_text())
     description["train"]["bacth_size"] = description["train"].pop("batch_size")
     (tmp_path / "config.json").write_text(json.dumps(description))
-    arguments = ["train", str(tmp_path / "run"), "--config", str(tmp_path / "config.json"), "--source", str(texts)]
+    arguments = [
+        "train",
+        str(tmp_path / "run"),
+        "--config",
+        str(tmp_path / "config.json"),
+        "--source",
+        str(texts),
+    ]
     assert main(arguments) == 2
     assert "did you mean 'batch_size'" in capsys.readouterr().err
 
 
 def test_a_config_of_something_else_is_refused(texts, tmp_path, capsys):
     (tmp_path / "config.json").write_text('{"format": 1, "train": {"type": "StandardResidual"}}')
-    arguments = ["train", str(tmp_path / "run"), "--config", str(tmp_path / "config.json"), "--source", str(texts)]
+    arguments = [
+        "train",
+        str(tmp_path / "run"),
+        "--config",
+        str(tmp_path / "config.json"),
+        "--source",
+        str(texts),
+    ]
     assert main(arguments) == 2
     assert "without a TrainConfig" in capsys.readouterr().err
 
@@ -96,7 +121,10 @@ def test_every_residual_rule_can_be_named(texts, tmp_path, more, rule):
 
 
 def test_a_trace_is_written_with_its_pictures(trained, tmp_path, capsys):
-    assert main(["trace", str(trained / "run"), "ducks swam", "--token", "-1", "--out", str(tmp_path / "out")]) == 0
+    assert (
+        main(["trace", str(trained / "run"), "ducks swam", "--token", "-1", "--out", str(tmp_path / "out")])
+        == 0
+    )
     out = capsys.readouterr().out
     assert out.startswith("token -1: ")
     assert "token 0 of" not in out
@@ -176,5 +204,3 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(texts, tmp_path):
     assert process.returncode == 130
     assert "the same command goes on" in error
     assert list((tmp_path / "run" / "run" / "checkpoints").glob("step-*"))
-
-

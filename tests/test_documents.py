@@ -54,7 +54,9 @@ def test_sketched_rules_run_train_and_account_for_every_writer(sketches, name):
     logits = model(TOKENS, tap=tap)
     assert torch.equal(logits, model(TOKENS))
     logits.square().mean().backward()
-    assert all(parameter.grad is not None for parameter in model.residual.parameters() if parameter.numel() > 1)
+    assert all(
+        parameter.grad is not None for parameter in model.residual.parameters() if parameter.numel() > 1
+    )
     for read in tap.reads:
         outputs = torch.stack([tap.outputs[writer] for writer in read.writers])
         pattern = "sw,wbtd->sbtd" if read.membership.ndim == 2 else "swbt,wbtd->sbtd"

@@ -16,9 +16,7 @@ import attention_residuals
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "attention_residuals"
-MODULES = sorted(
-    module.name for module in pkgutil.walk_packages([str(PACKAGE)], "attention_residuals.")
-)
+MODULES = sorted(module.name for module in pkgutil.walk_packages([str(PACKAGE)], "attention_residuals."))
 
 
 def public_objects():
@@ -47,7 +45,9 @@ def test_top_level_names_are_those_of_all():
     assert public | {"presets", "__version__"} == set(attention_residuals.__all__)
 
 
-@pytest.mark.parametrize(("name", "value"), list(public_objects()), ids=lambda item: item if isinstance(item, str) else "")
+@pytest.mark.parametrize(
+    ("name", "value"), list(public_objects()), ids=lambda item: item if isinstance(item, str) else ""
+)
 def test_a_public_name_is_documented(name, value):
     assert value.__doc__
     assert not value.__doc__.startswith(f"{value.__name__}(")
@@ -67,7 +67,9 @@ def test_the_readmes_tree_is_the_files():
 
 def test_importing_the_package_imports_no_plots_and_no_transformers():
     code = "import sys, attention_residuals; print({'matplotlib', 'transformers', 'datasets'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
+    )
     assert done.stdout.strip() == "set()"
 
 
@@ -82,7 +84,17 @@ def test_the_wheel_holds_everything_and_runs_outside_of_the_source_tree(tmp_path
     assert "attention_residuals/py.typed" in names
 
     target = tmp_path / "site"
-    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target), str(wheel)]
+    install = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--target",
+        str(target),
+        str(wheel),
+    ]
     subprocess.run(install, capture_output=True, timeout=300, check=True)
     environment = {**os.environ, "PYTHONPATH": str(target)}
     code = (

@@ -96,11 +96,11 @@ class TrainOptions:
         """Makes the config of the run, for a tokenizer of that size."""
         model = presets.scaled(self.depth, vocab_size=vocab_size, max_tokens=max(1024, self.sequence_length))
         warmup = self.num_steps // 20
-        schedules = {
+        schedules: dict[str, Cosine | WSD] = {
             "cosine": Cosine(warmup_steps=warmup),
             "wsd": WSD(warmup_steps=warmup, decay_steps=self.num_steps // 5),
         }
-        optimizers = {
+        optimizers: dict[str, AdamW | Muon] = {
             "adamw": AdamW(learning_rate=self.learning_rate),
             "muon": Muon(learning_rate=self.learning_rate),
         }
@@ -122,7 +122,7 @@ class TrainOptions:
 @app.command(name="train")
 def train_command(
     folder: Positional[Path],
-    options: Annotated[TrainOptions, arg(name="")] = TrainOptions(),  # noqa: B008 - it is frozen
+    options: Annotated[TrainOptions, arg(name="")] = TrainOptions(),
     config: Path | None = None,
     saving: Saving = Saving(),  # noqa: B008
 ) -> int:
@@ -148,14 +148,18 @@ def train_command(
             expected="either of them; only --source and --vocab-size go with --config",
             do="change the value in a copy of the file",
         )
-    options.train_config(options.vocab_size)  # so that impossible options are told before the text is prepared
+    options.train_config(
+        options.vocab_size
+    )  # so that impossible options are told before the text is prepared
     corpus = prepare(source_of(options.source), folder / "corpus", vocab_size=options.vocab_size)
     if config is None:
         train_config = options.train_config(corpus.vocab_size)
     else:
         train_config = decode(read_json(config, newest=1).get("train"), TRAIN_CONFIGS)
         if not isinstance(train_config, TrainConfig):
-            raise ConfigError(got=f"{config} without a TrainConfig", expected="a run's config.json", do="name one")
+            raise ConfigError(
+                got=f"{config} without a TrainConfig", expected="a run's config.json", do="name one"
+            )
     result = train(train_config, corpus, folder / "run", saving=saving)
     if result.interrupted:
         return INTERRUPTED
@@ -306,7 +310,9 @@ def source_of(text: str) -> TextSource:
     if Path(text).exists():
         return TextFiles(path=text)
     raise ConfigError(
-        got=f"source {text!r}", expected="a known name, hub:OWNER/NAME or an existing path", do=nearest(text, names)
+        got=f"source {text!r}",
+        expected="a known name, hub:OWNER/NAME or an existing path",
+        do=nearest(text, names),
     )
 
 
@@ -340,7 +346,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns 0, 1 (it failed), 2 (it was called wrongly) or 130 (it was interrupted)."""
     warnings.showwarning = lambda message, *_, **__: print(f"attnres: {message}", file=sys.stderr)
     try:
-        return int(app.cli(prog="attnres", description=__doc__, args=arguments, config=(tyro.conf.OmitSubcommandPrefixes,)))
+        return int(
+            app.cli(
+                prog="attnres",
+                description=__doc__,
+                args=arguments,
+                config=(tyro.conf.OmitSubcommandPrefixes,),
+            )
+        )
     except AttentionResidualsError as error:
         print(f"attnres: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1

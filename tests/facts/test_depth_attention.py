@@ -79,7 +79,7 @@ def test_permuting_sources_permutes_weights_and_leaves_the_mix(backend, shape, s
 @backends
 @given(st.floats(1e-3, 1e3), st.integers(0, 4))
 def test_scaling_a_source_leaves_its_logit(backend, factor, number):
-    read, sources = random_read((5, 3, 8), backend)
+    _, sources = random_read((5, 3, 8), backend)
     query, gain = torch.randn(2, 8, dtype=torch.float64)
     before = depth_attention(sources, query, gain, eps=0.0, backend=backend)
     sources[number] = sources[number] * factor
@@ -89,7 +89,7 @@ def test_scaling_a_source_leaves_its_logit(backend, factor, number):
 
 @backends
 def test_output_gain_normalises_the_mix(backend):
-    read, sources = random_read((4, 3, 8), backend)
+    read, _ = random_read((4, 3, 8), backend)
     gain = torch.randn(8, dtype=torch.float64)
     normed, _ = random_read((4, 3, 8), backend, output_gain=gain, output_eps=0.1)
     expected = torch.nn.functional.rms_norm(read.mix, (8,), gain, 0.1)

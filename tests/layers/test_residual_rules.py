@@ -55,7 +55,9 @@ class Scaler(Looker):
         return super().read(read._replace(weights=weights))
 
     def write(self, write):
-        return super().write(write._replace(output=2 * write.output) if write.writer == self.writer else write)
+        return super().write(
+            write._replace(output=2 * write.output) if write.writer == self.writer else write
+        )
 
 
 def rule_of(config, dtype=torch.float64):
@@ -142,7 +144,9 @@ def test_every_writer_is_a_member_of_some_source_at_every_later_site(config):
 
 
 @every_rule
-@pytest.mark.parametrize("foreign", [nn.LayerNorm(WIDTH), nn.RMSNorm(WIDTH, eps=1e-6), nn.Identity()], ids=repr)
+@pytest.mark.parametrize(
+    "foreign", [nn.LayerNorm(WIDTH), nn.RMSNorm(WIDTH, eps=1e-6), nn.Identity()], ids=repr
+)
 def test_any_norm_reads_the_same_mix(config, foreign):
     rule, looker = rule_of(config), Looker()
     inputs = run(rule, embedding(), tap=looker, norm=foreign.double())
@@ -161,7 +165,9 @@ def test_a_foreign_norm_gives_the_gradients_of_a_folded_one(config):
         torch.manual_seed(2)
         rule, start = rule_of(config), embedding().requires_grad_()
         run(rule, start, norm=norm)[-1].square().mul(torch.arange(WIDTH)).sum().backward()
-        gradients.append([start.grad, norm.gain.grad, *(p.grad for p in rule.parameters() if p.requires_grad)])
+        gradients.append(
+            [start.grad, norm.gain.grad, *(p.grad for p in rule.parameters() if p.requires_grad)]
+        )
     for folded, foreign in zip(*gradients, strict=True):
         assert_close(foreign, folded)
 
@@ -268,7 +274,9 @@ def test_standard_has_no_parameters_and_attention_residuals_two_vectors_a_site()
 
 def test_pseudo_queries_start_at_zero_and_only_the_first_site_does_not_learn():
     rule = AttnRes(sublayers_per_block=2).build(num_layers=3, width=WIDTH)
-    assert all((reader.pseudo_query == 0).all() and (reader.key_gain == 1).all() for reader in rule.readers.values())
+    assert all(
+        (reader.pseudo_query == 0).all() and (reader.key_gain == 1).all() for reader in rule.readers.values()
+    )
     frozen = {name.split(".")[1] for name, p in rule.named_parameters() if not p.requires_grad}
     assert frozen == {"L0_attention"}
 

@@ -172,7 +172,10 @@ def test_autocast_computes_in_bfloat16_and_keeps_sources_in_float32(residual):
 def test_a_tied_head_is_the_embedding_and_an_untied_one_its_own():
     tied, untied = Decoder(CONFIG), Decoder(replace(CONFIG, tied=False))
     assert tied.head is None
-    assert sum(p.numel() for p in untied.parameters()) - sum(p.numel() for p in tied.parameters()) == 50 * CONFIG.width
+    assert (
+        sum(p.numel() for p in untied.parameters()) - sum(p.numel() for p in tied.parameters())
+        == 50 * CONFIG.width
+    )
 
 
 def test_there_are_no_biases():
@@ -198,7 +201,9 @@ def test_input_that_does_not_fit_is_refused(arguments, error, message):
     check = type(model)._checked
     tokens = arguments["tokens"]
     with pytest.raises(error, match=message):
-        getattr(check, "__wrapped__", check)(model, tokens, arguments.get("positions"), arguments.get("mask"), 0)
+        getattr(check, "__wrapped__", check)(
+            model, tokens, arguments.get("positions"), arguments.get("mask"), 0
+        )
 
 
 @pytest.mark.parametrize("tokens", [torch.tensor([1, 2]), torch.ones(1, 2)])
@@ -261,6 +266,13 @@ def test_an_unknown_paper_shape_gets_the_nearest_name():
 
 def test_default_residual_is_the_block_form():
     config = DecoderConfig(
-        vocab_size=9, num_layers=2, width=8, num_heads=1, num_kv_heads=1, head_width=8, mlp_width=8, max_tokens=4
+        vocab_size=9,
+        num_layers=2,
+        width=8,
+        num_heads=1,
+        num_kv_heads=1,
+        head_width=8,
+        mlp_width=8,
+        max_tokens=4,
     )
     assert record(Decoder(config), torch.tensor([[1, 2]])).rule["type"] == "AttnRes"

@@ -25,7 +25,9 @@ def change(path, edit):
 
 
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("residual", [StandardResidual(), AttnRes(sublayers_per_block=3)], ids=["standard", "block"])
+@pytest.mark.parametrize(
+    "residual", [StandardResidual(), AttnRes(sublayers_per_block=3)], ids=["standard", "block"]
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_saved_model_comes_back_with_the_same_bits(tmp_path, tied, residual, dtype):
     model = Decoder(replace(CONFIG, tied=tied, residual=residual)).to(dtype)
@@ -45,7 +47,7 @@ def test_a_model_is_not_overwritten(saved):
 
 
 def test_a_missing_model_is_named(tmp_path):
-    with pytest.raises(CheckpointError, match="no file .*config.json"):
+    with pytest.raises(CheckpointError, match=r"no file .*config\.json"):
         load_model(tmp_path)
 
 

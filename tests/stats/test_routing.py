@@ -74,7 +74,9 @@ def test_embedding_share_is_the_embeddings_weight():
     assert embedding_share(record(model_of(StandardResidual()), TOKENS), "output").isnan().all()
 
 
-@pytest.mark.parametrize("residual", [StandardResidual(), AttnRes(sublayers_per_block=3)], ids=["standard", "block"])
+@pytest.mark.parametrize(
+    "residual", [StandardResidual(), AttnRes(sublayers_per_block=3)], ids=["standard", "block"]
+)
 def test_output_magnitude_is_the_rms_of_the_newest_source_after_each_layer(residual):
     model = model_of(residual)
     states = []
@@ -94,4 +96,3 @@ def test_output_magnitude_is_the_rms_of_the_newest_source_after_each_layer(resid
     model(TOKENS, tap=Keeper())
     expected = [state.square().mean().sqrt().item() for state in states[1:]]
     assert output_magnitude(record(model, TOKENS)) == pytest.approx(expected, rel=1e-5)
-

@@ -42,7 +42,12 @@ def equal(one: Trace, other: Trace) -> bool:
         assert (a.site, a.part, a.source_names) == (b.site, b.part, b.source_names)
         tensors += [(a.weights, b.weights), (a.logits, b.logits), (a.source_norms, b.source_norms)]
     texts = (one.token_texts, one.width, one.rule, one.about)
-    return all(same(a, b) for a, b in tensors) and texts == (other.token_texts, other.width, other.rule, other.about)
+    return all(same(a, b) for a, b in tensors) and texts == (
+        other.token_texts,
+        other.width,
+        other.rule,
+        other.about,
+    )
 
 
 def test_recording_changes_no_bit_of_the_logits(model):

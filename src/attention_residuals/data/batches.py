@@ -26,9 +26,9 @@ class Batch(NamedTuple):
         ([[0, 5, 6, 0]], [[5, 6, 0, 7]], [[1, 1, 1, 2]])
     """
 
-    tokens_BT: Int64[Tensor, "B T"]  # noqa: N815 tensors end in their axes
-    targets_BT: Int64[Tensor, "B T"]  # noqa: N815 tensors end in their axes
-    documents_BT: Int64[Tensor, "B T"]  # noqa: N815 tensors end in their axes
+    tokens_BT: Int64[Tensor, "B T"]
+    targets_BT: Int64[Tensor, "B T"]
+    documents_BT: Int64[Tensor, "B T"]
 
 
 class Batches:

@@ -64,7 +64,8 @@ def measure(name: str, folder: Path, corpus: Corpus) -> Findings:
     recorder = GradientRecorder()
 
     def tapped(*args: Any, **options: Any) -> torch.Tensor:
-        return model(*args, tap=recorder, **options)
+        logits: torch.Tensor = model(*args, tap=recorder, **options)
+        return logits
 
     nats = total_nats(tapped, batch, precision="float32", cross_documents=False)
     (nats / batch.targets_BT.numel()).backward()

@@ -53,7 +53,12 @@ def _figures(standard: Findings, routed: Findings) -> dict[str, Figure]:
     both = (standard, routed)
     footer = f"n = {routed.trace.tokens.numel()} held-out tokens, float32, 1 seed"
     num_layers = len(standard.magnitudes)
-    shown = [f"L{num_layers // 2}.attention", f"L{num_layers - 1}.attention", f"L{num_layers - 1}.mlp", "output"]
+    shown = [
+        f"L{num_layers // 2}.attention",
+        f"L{num_layers - 1}.attention",
+        f"L{num_layers - 1}.mlp",
+        "output",
+    ]
     return {
         "loss": loss_curves(
             {found.name: found.curve for found in both},
@@ -84,7 +89,11 @@ def _figures(standard: Findings, routed: Findings) -> dict[str, Figure]:
             footer=footer,
         ),
         "prompt": token_map(
-            routed.prompt, row=0, sites=shown, title="Depth routing of one prompt, token by token", footer="float32, 1 seed"
+            routed.prompt,
+            row=0,
+            sites=shown,
+            title="Depth routing of one prompt, token by token",
+            footer="float32, 1 seed",
         ),
     }
 
@@ -105,12 +114,21 @@ def _sections(standard: Findings, routed: Findings, figures: dict[str, Figure]) 
             table=(
                 ("model", "bits per byte", "parameters", "training, seconds"),
                 *(
-                    (found.name, f"{found.bits_per_byte:.3f}", f"{found.num_parameters:,}", f"{found.seconds:.0f}")
+                    (
+                        found.name,
+                        f"{found.bits_per_byte:.3f}",
+                        f"{found.num_parameters:,}",
+                        f"{found.seconds:.0f}",
+                    )
                     for found in (standard, routed)
                 ),
             ),
             figures=(
-                shown("loss", "Held-out bits per byte through training.", f"Two falling curves, ending at {final}."),
+                shown(
+                    "loss",
+                    "Held-out bits per byte through training.",
+                    f"Two falling curves, ending at {final}.",
+                ),
             ),
         ),
         Section(

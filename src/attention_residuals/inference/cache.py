@@ -1,6 +1,5 @@
 """Keys and values of earlier tokens, so that a new token costs one token."""
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 

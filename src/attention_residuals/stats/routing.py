@@ -11,7 +11,14 @@ from attention_residuals.errors import ConfigError
 from attention_residuals.layers.tap import EMBEDDING
 from attention_residuals.trace import SiteTrace, Trace
 
-__all__ = ["Routing", "average_routing", "embedding_share", "normalised_entropy", "output_magnitude", "token_routing"]
+__all__ = [
+    "Routing",
+    "average_routing",
+    "embedding_share",
+    "normalised_entropy",
+    "output_magnitude",
+    "token_routing",
+]
 
 
 class Routing(NamedTuple):
@@ -61,7 +68,8 @@ def normalised_entropy(trace: Trace, site: str) -> Float[Tensor, "B T"]:
     weights = trace[site].weights
     if len(weights) == 1:
         return torch.full_like(weights[0], math.nan)
-    return torch.special.entr(weights).sum(0) / math.log(len(weights))
+    entropies: Tensor = torch.special.entr(weights).sum(0)
+    return entropies / math.log(len(weights))
 
 
 def embedding_share(trace: Trace, site: str) -> Float[Tensor, "B T"]:

@@ -6,13 +6,13 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from attention_residuals.version import __version__
 from attention_residuals.configs import encode
 from attention_residuals.data.tokenizer import Tokenizer
 from attention_residuals.errors import TapError
 from attention_residuals.layers.tap import Pass, Read, Write
 from attention_residuals.models import Decoder
 from attention_residuals.trace.trace import SiteTrace, Trace
+from attention_residuals.version import __version__
 
 __all__ = ["GradientRecorder", "Recorder", "record"]
 
@@ -158,7 +158,9 @@ class GradientRecorder:
         for writer, output in self._outputs.items():
             if output.grad is None:
                 raise TapError(
-                    got=f"no gradient at {writer}", expected="a backward pass", do="call loss.backward() first"
+                    got=f"no gradient at {writer}",
+                    expected="a backward pass",
+                    do="call loss.backward() first",
                 )
             result[writer] = output.grad.float().square().mean().sqrt().item()
         return result

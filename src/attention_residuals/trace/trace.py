@@ -106,11 +106,15 @@ class Trace:
         }
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "trace.safetensors")
+            save_file(
+                {name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "trace.safetensors"
+            )
             (folder / "trace.json").write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
         except (OSError, SafetensorError) as error:
             raise CheckpointError(
-                got=f"{error} while writing {folder}", expected="a writable disk with room", do="free some space"
+                got=f"{error} while writing {folder}",
+                expected="a writable disk with room",
+                do="free some space",
             ) from error
 
     @classmethod
@@ -164,7 +168,9 @@ def routing_table(trace: Trace, token: tuple[int, int] | None = None, num_source
     real = torch.ones_like(trace.tokens, dtype=torch.bool) if trace.mask is None else trace.mask
     batch, length = trace.tokens.shape
     shown = f"mean of {int(real.sum())} tokens" if token is None else f"token {token[1]} of text {token[0]}"
-    lines = [f"depth routing, {trace.rule.get('type')}, {len(trace.sites)} sites, {batch} x {length} tokens: {shown}"]
+    lines = [
+        f"depth routing, {trace.rule.get('type')}, {len(trace.sites)} sites, {batch} x {length} tokens: {shown}"
+    ]
     for site in trace.sites:
         weights = site.weights[:, real].mean(1) if token is None else site.weights[:, token[0], token[1]]
         kept = sorted(torch.topk(weights, min(num_sources, len(weights))).indices.tolist())

@@ -1,0 +1,7 @@
+"""Figures of runs and traces. Nothing else in the package imports matplotlib."""
+
+from attention_residuals.plots.files import png_bytes, save
+from attention_residuals.plots.lines import layer_profile, loss_curves
+from attention_residuals.plots.maps import routing_map, token_map
+
+__all__ = ["layer_profile", "loss_curves", "png_bytes", "routing_map", "save", "token_map"]
