@@ -1,4 +1,4 @@
-"""A non-causal encoder of one's own with depth attention; the ten changed lines are marked with ``#+``."""
+"""A non-causal encoder of one's own with depth attention; the ten changed lines are marked with ``# +``."""
 
 import torch
 from torch import nn

@@ -94,7 +94,7 @@ def test_an_example_runs(example, tmp_path):
 
 def test_the_encoder_changes_ten_lines():
     lines = (ROOT / "examples" / "encoder.py").read_text().splitlines()
-    assert sum(line.endswith("#+") for line in lines) == 10
+    assert sum(line.endswith("# +") for line in lines) == 10
 
 
 def test_every_path_that_a_document_names_exists():

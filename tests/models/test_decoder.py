@@ -188,14 +188,18 @@ def test_there_are_no_biases():
         ({"tokens": torch.tensor([[1, 50]])}, DataError, "token ids from 1 to 50"),
         ({"tokens": torch.tensor([[-1, 5]])}, DataError, "token ids from -1 to 5"),
         ({"tokens": torch.zeros(1, 33, dtype=torch.long)}, ShapeError, "a sequence of 33 tokens"),
-        ({"tokens": torch.zeros(1, 4, dtype=torch.long), "mask": torch.ones(1, 3, dtype=torch.bool)}, ShapeError, "a mask"),
+        (
+            {"tokens": torch.zeros(1, 4, dtype=torch.long), "mask": torch.ones(1, 3, dtype=torch.bool)},
+            ShapeError,
+            r"a mask of shape \[1, 3\]",
+        ),
         (
             {"tokens": torch.zeros(2, 4, dtype=torch.long), "positions": torch.arange(4)[None]},
             ShapeError,
             r"positions of shape \[1, 4\]",
         ),
     ],
-)  # fmt: skip
+)
 def test_input_that_does_not_fit_is_refused(arguments, error, message):
     model = Decoder(CONFIG)
     check = type(model)._checked

@@ -1,5 +1,7 @@
 """The style sheet of reports: light and dark, for screens of any width and for paper."""
 
+__all__ = ["LOOK"]
+
 LOOK = """
 :root { color-scheme: light dark;
   --paper: #ffffff; --ink: #1d2129; --faint: #59616d; --line: #d5d9e0; --shade: #f4f6f9; }

@@ -13,6 +13,22 @@ from matplotlib.colors import Colormap, LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont, get_font
 
+__all__ = [
+    "COLOURS",
+    "DASHES",
+    "EMPTY",
+    "FAINT",
+    "MARKERS",
+    "OPEN",
+    "WEIGHTS",
+    "add_key",
+    "applied",
+    "key_top",
+    "new_figure",
+    "plain",
+    "visible",
+]
+
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#AA4499", "#000000", "#56B4E9", "#E69F00")
 """Of lines; people with any kind of colour blindness can tell them apart."""
 
