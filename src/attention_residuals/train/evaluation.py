@@ -1,0 +1,115 @@
+"""The loss of a model on a row of tokens, in nats per token and bits per byte."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+from attention_residuals.data import Batch, bits_per_byte, sequential
+from attention_residuals.models import Decoder
+from attention_residuals.train.config import Precision
+
+__all__ = ["Evaluation", "document_mask", "evaluate", "total_nats"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """How well a model predicts some text.
+
+    Args:
+        loss: Mean cross-entropy, nats per token.
+        bits_per_byte: The same per byte of text: comparable across tokenizers; 8 is no knowledge at all.
+        num_tokens: Targets that were predicted, each counted once.
+        num_bytes: What they stand for.
+    """
+
+    loss: float
+    bits_per_byte: float
+    num_tokens: int
+    num_bytes: int
+
+
+@torch.no_grad()
+def evaluate(
+    model: Decoder,
+    tokens: npt.NDArray[np.integer[Any]],
+    *,
+    bytes_per_token: npt.NDArray[np.int64],
+    sequence_length: int,
+    batch_size: int,
+    max_batches: int | None = None,
+    precision: Precision = "float32",
+    cross_documents: bool = False,
+) -> Evaluation:
+    """Predicts every token but the first, once each, in windows that know nothing of one another.
+
+    Args:
+        model: Any decoder.
+        tokens: All tokens in a row, such as ``corpus.valid``.
+        bytes_per_token: Of the tokenizer, one number per id.
+        sequence_length: Tokens per window; the first target of a window is predicted from one token.
+        batch_size: Windows at once.
+        max_batches: Stop after so many; None goes to the end.
+        precision: As in ``TrainConfig``.
+        cross_documents: As in ``TrainConfig``.
+
+    Raises:
+        DataError: Fewer than two tokens, or targets that stand for no byte.
+
+    Example:
+        >>> from attention_residuals.models import presets
+        >>> model = Decoder(presets.scaled(2, vocab_size=256))
+        >>> one_byte = np.ones(256, dtype=np.int64)
+        >>> tokens = np.arange(1, 101)
+        >>> found = evaluate(model, tokens, bytes_per_token=one_byte, sequence_length=16, batch_size=4)
+        >>> found.num_tokens, round(found.bits_per_byte, 1)
+        (99, 8.0)
+    """
+    device = next(model.parameters()).device
+    windows = sequential(tokens, sequence_length=sequence_length, batch_size=batch_size, device=device)
+    nats, num_tokens, num_bytes = 0.0, 0, 0
+    for batch in islice(windows, max_batches):
+        nats += total_nats(model, batch, precision=precision, cross_documents=cross_documents).item()
+        num_tokens += batch.targets_BT.numel()
+        num_bytes += int(bytes_per_token[batch.targets_BT.cpu().numpy()].sum())
+    return Evaluation(
+        loss=nats / num_tokens,
+        bits_per_byte=bits_per_byte(nats, num_bytes),
+        num_tokens=num_tokens,
+        num_bytes=num_bytes,
+    )
+
+
+def total_nats(
+    model: Callable[..., Tensor], batch: Batch, *, precision: Precision, cross_documents: bool
+) -> Float[Tensor, ""]:
+    """Returns the summed cross-entropy of a batch's targets, in nats and float32."""
+    mask = None if cross_documents else document_mask(batch.documents_BT)
+    device = batch.tokens_BT.device.type
+    with torch.autocast(device, dtype=torch.bfloat16, enabled=precision == "bfloat16"):
+        logits_BTV = model(batch.tokens_BT, mask=mask)
+    return F.cross_entropy(logits_BTV.float().flatten(0, 1), batch.targets_BT.flatten(), reduction="sum")
+
+
+def document_mask(documents_BT: Int[Tensor, "B T"]) -> Bool[Tensor, "B T T"] | None:
+    """Allows attention inside each document only; None where every row holds a single one.
+
+    Args:
+        documents_BT: Numbers that never fall along a row.
+
+    Example:
+        >>> document_mask(torch.tensor([[1, 1, 2]]))[0].int()
+        tensor([[1, 1, 0],
+                [1, 1, 0],
+                [0, 0, 1]], dtype=torch.int32)
+    """
+    if torch.equal(documents_BT[:, 0], documents_BT[:, -1]):
+        return None
+    return documents_BT[:, :, None] == documents_BT[:, None, :]

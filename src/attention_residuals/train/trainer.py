@@ -1,0 +1,173 @@
+"""One optimizer step: a model with its optimizer and its data."""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from attention_residuals.data import Batch, Batches, Corpus, bits_per_byte
+from attention_residuals.errors import NonFiniteError
+from attention_residuals.models import Decoder
+from attention_residuals.train.checkpoint import last_saved, save_checkpoint
+from attention_residuals.train.config import TrainConfig
+from attention_residuals.train.evaluation import Evaluation, evaluate, total_nats
+from attention_residuals.train.optimizer import Optimizer
+
+__all__ = ["Step", "Trainer", "backward", "deterministic"]
+
+
+class Step(NamedTuple):
+    """What one optimizer step measured, on its own batch and before its update."""
+
+    loss: float
+    """Nats per token."""
+    bits_per_byte: float | None
+    """None where the targets stand for no byte."""
+    learning_rate: float
+    grad_norm: float
+    """Of all gradients together, before clipping."""
+    seconds: float
+
+
+class Trainer:
+    """A new model, what steps it, and the order of its data: all of them functions of the config.
+
+    Args:
+        config: What to compute.
+        corpus: What to learn from.
+        folder: Of the run, where ``save`` writes.
+        device: Where to train.
+
+    Raises:
+        DataError: There are too few tokens for one sequence.
+    """
+
+    def __init__(self, config: TrainConfig, corpus: Corpus, folder: Path, device: str) -> None:
+        self.config, self.corpus, self.folder = config, corpus, folder
+        self.bytes_per_token = corpus.tokenizer.bytes_per_token
+        self.batches = Batches(
+            corpus.train,
+            sequence_length=config.sequence_length,
+            batch_size=config.batch_size,
+            seed=config.seed,
+            device=device,
+        )
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.seed)
+            model = Decoder(config.model, checkpoint_activations=config.checkpoint_activations)
+        self.model = model.to(device)
+        self.forward: Callable[..., Tensor] = torch.compile(self.model) if config.compile else self.model
+        self.optimizer = Optimizer(self.model, config.optimizer)
+
+    def step(self, step: int) -> Step:
+        """Makes one optimizer step; 1 is the first.
+
+        Raises:
+            NonFiniteError: Loss or gradients are not finite; no weight was changed.
+        """
+        begin = time.perf_counter()
+        batch = self.batches.at(step - 1)
+        with self._finite(step):
+            nats = backward(self.forward, batch, self.config)
+        parameters = self.optimizer.parameters
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        norm = nn.utils.get_total_norm(gradients)
+        if not math.isfinite(nats) or not math.isfinite(norm.item()):
+            raise self._broken(step, f"a loss of {nats} nats and a gradient norm of {norm.item()}")
+        if self.config.optimizer.clip_norm is not None:
+            nn.utils.clip_grads_with_norm_(parameters, self.config.optimizer.clip_norm, norm)
+        learning_rate = self.config.learning_rate(step)
+        self.optimizer.step(learning_rate)
+        num_bytes = int(self.bytes_per_token[batch.targets_BT.cpu().numpy()].sum())
+        return Step(
+            loss=nats / batch.targets_BT.numel(),
+            bits_per_byte=bits_per_byte(nats, num_bytes) if num_bytes else None,
+            learning_rate=learning_rate,
+            grad_norm=norm.item(),
+            seconds=time.perf_counter() - begin,
+        )
+
+    def evaluate(self, step: int, max_batches: int | None) -> Evaluation:
+        """Evaluates on the validation split.
+
+        Raises:
+            NonFiniteError: The loss is not finite.
+        """
+        with self._finite(step):
+            found = evaluate(
+                self.model,
+                self.corpus.valid,
+                bytes_per_token=self.bytes_per_token,
+                sequence_length=self.config.sequence_length,
+                batch_size=self.config.sequences_per_pass,
+                max_batches=max_batches,
+                precision=self.config.precision,
+                cross_documents=self.config.cross_documents,
+            )
+        if not math.isfinite(found.loss):
+            raise self._broken(step, f"a validation loss of {found.loss}")
+        return found
+
+    def save(self, step: int, keep: int) -> None:
+        """Writes a checkpoint.
+
+        Raises:
+            NonFiniteError: A weight is not finite; nothing is written.
+            CheckpointError: It cannot be written.
+        """
+        for name, parameter in self.model.named_parameters():
+            if not parameter.isfinite().all():
+                raise self._broken(step, f"a weight of {name} that is not finite")
+        save_checkpoint(
+            self.folder, step=step, model=self.model, optimizer=self.optimizer, config=self.config, keep=keep
+        )
+
+    @contextmanager
+    def _finite(self, step: int) -> Iterator[None]:
+        """Adds the step to what a depth read says about its sources."""
+        try:
+            yield
+        except NonFiniteError as error:
+            raise self._broken(step, error.got) from error
+
+    def _broken(self, step: int, what: str) -> NonFiniteError:
+        rate = self.config.learning_rate(step)
+        return NonFiniteError(
+            got=f"{what}, at step {step} with learning rate {rate:.3g}",
+            expected=f"finite numbers; the step was not saved, {last_saved(self.folder)}",
+            do="the same run would break again: lower learning_rate or clip_norm and name another folder",
+        )
+
+
+def backward(model: Callable[..., Tensor], batch: Batch, config: TrainConfig) -> float:
+    """Adds the gradients of a batch's mean loss per token, micro-batch by micro-batch.
+
+    Returns:
+        The summed cross-entropy of the batch, nats.
+    """
+    nats, num_tokens = 0.0, batch.targets_BT.numel()
+    parts = zip(*(whole.split(config.sequences_per_pass) for whole in batch), strict=True)
+    for part in parts:
+        micro_nats = total_nats(
+            model, Batch(*part), precision=config.precision, cross_documents=config.cross_documents
+        )
+        (micro_nats / num_tokens).backward()
+        nats += micro_nats.item()
+    return nats
+
+
+@contextmanager
+def deterministic(device: str) -> Iterator[None]:
+    """Takes deterministic algorithms; elsewhere than on the CPU, warns where there is none."""
+    before = torch.are_deterministic_algorithms_enabled()
+    warned = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=device != "cpu")
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=warned)
