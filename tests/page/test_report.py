@@ -168,7 +168,7 @@ def test_a_folder_is_made_and_one_that_cannot_be_is_refused(tmp_path):
         write_report(tmp_path / "new" / "a.html" / "b.html", title="a", lead="b", sections=[], about={})
 
 
-@pytest.mark.parametrize("step", ["write_text", "replace"])
+@pytest.mark.parametrize("step", ["write_bytes", "replace"])
 def test_a_report_appears_complete_or_not_at_all(tmp_path, monkeypatch, step):
     seen = []
 

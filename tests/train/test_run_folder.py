@@ -125,7 +125,7 @@ def test_a_disk_that_fills_up_at_the_start_is_named(monkeypatch, go):
     def full(self, text, **_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     assert "config.json could not be written: [Errno 28] No space" in message(go)
 
 

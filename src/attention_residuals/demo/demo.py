@@ -7,6 +7,7 @@ from pathlib import Path
 from attention_residuals.data import Corpus, StandardLibrary, TextSource, prepare
 from attention_residuals.demo.findings import Findings, measure
 from attention_residuals.demo.report import write_demo_report
+from attention_residuals.durable import write_bytes
 from attention_residuals.errors import ConfigError
 from attention_residuals.layers.residual import AttnRes, ResidualConfig, StandardResidual
 from attention_residuals.models import presets
@@ -102,6 +103,6 @@ def run_demo(demo: Demo, folder: Path | str, *, progress: bool = True) -> tuple[
             return None
     findings = tuple(measure(NAMES[name], folder / name, corpus) for name in MODELS)
     numbers = [found.numbers() for found in findings]
-    (folder / "findings.json").write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
+    write_bytes(folder / "findings.json", (json.dumps(numbers, indent=1) + "\n").encode())
     write_demo_report(folder, findings, demo.source, corpus)
     return findings

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from attention_residuals.errors import CheckpointError, ConfigError
+from attention_residuals.durable import write_new
+from attention_residuals.errors import ConfigError
 from attention_residuals.page.look import LOOK
 
 __all__ = ["ReportFigure", "Section", "write_report"]
@@ -104,26 +105,8 @@ def write_report(
         >>> "It fell by 5 &lt; 6 %." in path.read_text(encoding="utf-8")
         True
     """
-    path = Path(path)
     text = "\n".join(_page(title, lead, sections, about)) + "\n"
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    try:
-        if path.exists():
-            raise CheckpointError(
-                got=f"{path} exists", expected="a new file", do="name another, or delete it"
-            )
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            unfinished.write_text(text, encoding="utf-8")
-            unfinished.replace(path)
-        finally:
-            unfinished.unlink(missing_ok=True)
-    except OSError as error:
-        raise CheckpointError(
-            got=f"{error} while writing {path}",
-            expected="a writable disk with room",
-            do="name another folder",
-        ) from error
+    write_new(Path(path), text.encode())
 
 
 def _page(title: str, lead: str, sections: Sequence[Section], about: Mapping[str, str]) -> Iterator[str]:

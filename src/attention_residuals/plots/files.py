@@ -5,7 +5,8 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from attention_residuals.errors import CheckpointError, ConfigError
+from attention_residuals.durable import write_new
+from attention_residuals.errors import ConfigError
 from attention_residuals.plots import style
 
 __all__ = ["png_bytes", "save"]
@@ -44,25 +45,7 @@ def save(figure: Figure, path: Path | str) -> None:
     path = Path(path)
     if path.suffix not in (".png", ".svg"):
         raise ConfigError(got=f"{path.name}", expected="a name that ends in .png or .svg", do="rename it")
-    drawn = _drawn(figure, path.suffix[1:])
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    try:
-        if path.exists():
-            raise CheckpointError(
-                got=f"{path} exists", expected="a new file", do="name another, or delete it"
-            )
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            unfinished.write_bytes(drawn)
-            unfinished.replace(path)
-        finally:
-            unfinished.unlink(missing_ok=True)
-    except OSError as error:
-        raise CheckpointError(
-            got=f"{error} while writing {path}",
-            expected="a writable disk with room",
-            do="name another folder",
-        ) from error
+    write_new(path, _drawn(figure, path.suffix[1:]))
 
 
 def _drawn(figure: Figure, file_format: str) -> bytes:

@@ -10,11 +10,11 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from attention_residuals.configs import encode
+from attention_residuals.durable import PARTIAL, remove_partials, sync
 from attention_residuals.errors import CheckpointError
 from attention_residuals.models import Decoder, load_model, save_model
 from attention_residuals.models.weights import load_state, load_tensors, read_json, sha256
 from attention_residuals.train.config import TrainConfig, first_difference
-from attention_residuals.train.durable import PARTIAL, remove_partials, sync
 from attention_residuals.train.optimizer import Optimizer
 
 __all__ = ["checkpoints", "load_checkpoint_model", "newest_checkpoint", "restore", "save_checkpoint"]

@@ -10,10 +10,10 @@ from typing import Any
 
 from attention_residuals.configs import decode, encode
 from attention_residuals.data import Corpus
+from attention_residuals.durable import PARTIAL, remove_partials, sync, write_bytes
 from attention_residuals.errors import CheckpointError, ConfigError
 from attention_residuals.models.weights import read_json
 from attention_residuals.train.config import TRAIN_CONFIGS, TrainConfig, first_difference
-from attention_residuals.train.durable import PARTIAL, remove_partials, sync, write_text
 from attention_residuals.train.environment import describe
 
 if sys.platform != "win32":
@@ -94,7 +94,7 @@ def claim(folder: Path, config: TrainConfig, corpus: Corpus) -> None:
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_text(path, json.dumps(ours, indent=2) + "\n")
+        write_bytes(path, (json.dumps(ours, indent=2) + "\n").encode())
     except OSError as error:
         raise _unwritable(path, error) from error
 
@@ -114,8 +114,8 @@ def record_start(folder: Path, corpus: Corpus, *, step: int, seed: int, device: 
     starts = read_json(path, newest=FORMAT)["starts"] if path.exists() else []
     starts.append({"from_step": step, "seed": seed, "device": device, **describe()})
     try:
-        write_text(folder / "tokenizer.json", corpus.tokenizer.to_json())
-        write_text(path, json.dumps({"format": FORMAT, "starts": starts}, indent=2) + "\n")
+        write_bytes(folder / "tokenizer.json", corpus.tokenizer.to_json().encode())
+        write_bytes(path, (json.dumps({"format": FORMAT, "starts": starts}, indent=2) + "\n").encode())
     except OSError as error:
         raise _unwritable(path, error) from error
     first, now = starts[0], starts[-1]
