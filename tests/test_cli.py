@@ -9,7 +9,9 @@ import time
 
 import pytest
 
-from attention_residuals.cli import main
+from attention_residuals import cli
+from attention_residuals.cli import main, source_of
+from attention_residuals.data import HuggingFaceDataset
 from attention_residuals.trace import Trace
 
 
@@ -204,3 +206,41 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(texts, tmp_path):
     assert process.returncode == 130
     assert "the same command goes on" in error
     assert list((tmp_path / "run" / "run" / "checkpoints").glob("step-*"))
+
+
+def test_a_source_on_the_hub_is_named_by_its_prefix():
+    assert source_of("hub:owner/name") == HuggingFaceDataset(path="owner/name")
+
+
+@pytest.mark.parametrize("command", ["train", "demo"])
+def test_a_training_that_a_signal_stopped_ends_with_the_code_of_an_interruption(
+    monkeypatch, texts, tmp_path, command
+):
+    class Stopped:
+        interrupted = True
+
+    monkeypatch.setattr(cli, "train", lambda *_, **__: Stopped())
+    monkeypatch.setattr(cli, "run_demo", lambda *_, **__: None)
+    arguments = {"train": ["train", str(tmp_path / "run"), *options(texts)], "demo": ["demo"]}
+    assert main(arguments[command]) == 130
+
+
+def test_a_second_ctrl_c_ends_the_command_at_once(monkeypatch, capsys):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "run_demo", interrupt)
+    assert main(["demo"]) == 130
+    assert capsys.readouterr().err == "attnres: interrupted\n"
+
+
+def test_a_warning_is_one_line(texts, tmp_path):
+    (tmp_path / "texts").mkdir()
+    for path in texts.iterdir():
+        (tmp_path / "texts" / path.name).write_bytes(path.read_bytes())
+    (tmp_path / "texts" / "picture.png").write_bytes(b"\x89PNG\xff")
+    command = [sys.executable, "-m", "attention_residuals.cli", "train", str(tmp_path / "run")]
+    command += options(tmp_path / "texts")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0
+    assert "attnres: skipped 1 file(s) that are not UTF-8 text: picture.png\n" in done.stderr

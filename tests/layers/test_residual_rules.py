@@ -315,6 +315,13 @@ def test_impossible_options_are_refused(options, message):
         AttnRes(**options)
 
 
+def test_a_source_dtype_that_a_file_may_name_but_nothing_supports_is_refused():
+    config = AttnRes(sublayers_per_block=2)
+    object.__setattr__(config, "source_dtype", "float16")  # the shape checker of the tests would come first
+    with pytest.raises(ConfigError, match="source_dtype='float16'"):
+        config.__post_init__()
+
+
 def test_which_norms_are_folded():
     torch_norm = nn.RMSNorm(4, eps=None)
     assert foldable(torch_norm)[1] == torch.finfo(torch.float32).eps

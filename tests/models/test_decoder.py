@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from attention_residuals.errors import ConfigError, DataError, ShapeError
 from attention_residuals.inference import KVCache
-from attention_residuals.layers import EMBEDDING
+from attention_residuals.layers import EMBEDDING, Chain
 from attention_residuals.layers.residual import AttnRes, StandardResidual
 from attention_residuals.models import Decoder, DecoderConfig, presets
 from attention_residuals.trace import Recorder, record
@@ -280,3 +280,15 @@ def test_default_residual_is_the_block_form():
         max_tokens=4,
     )
     assert record(Decoder(config), torch.tensor([[1, 2]])).rule["type"] == "AttnRes"
+
+
+def test_a_chain_tells_every_tap_what_the_pass_runs_on():
+    recorders = Recorder(), Recorder()
+    model, tokens = Decoder(CONFIG), tokens_of()
+    model(tokens, tap=Chain(*recorders))
+    for recorder in recorders:
+        assert torch.equal(recorder.trace(model).tokens, tokens)
+
+
+def test_printing_a_norm_shows_width_and_eps():
+    assert str(Decoder(CONFIG).norm) == "RMSNorm(64, eps=1e-06)"

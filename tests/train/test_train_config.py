@@ -1,5 +1,6 @@
 import itertools
 import json
+import math
 
 import pytest
 from hypothesis import given
@@ -25,8 +26,9 @@ def test_cosine_rises_to_the_peak_and_falls_to_its_final_fraction(warmup, more, 
     assert falling == sorted(falling, reverse=True)
     assert falling[-1] == pytest.approx(final)
     assert falling[0] < 1 or final == 1
-    half = schedule.fraction(warmup + 50, warmup + 100)
+    quarter, half = (schedule.fraction(warmup + step, warmup + 100) for step in (25, 50))
     assert half == pytest.approx((1 + final) / 2)
+    assert quarter == pytest.approx(final + (1 - final) * (2 + math.sqrt(2)) / 4)
 
 
 @given(warmup=st.integers(0, 50), stable=STEPS, decay=STEPS, final=SHARE)

@@ -12,6 +12,7 @@ class KVCache:
     For inference: what is stored carries no gradient.
 
     Example:
+        >>> import torch
         >>> from attention_residuals.models import Decoder, presets
         >>> model, cache = Decoder(presets.scaled(2, vocab_size=300)), KVCache()
         >>> tokens = torch.tensor([[5, 6, 7]])
