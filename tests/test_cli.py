@@ -94,6 +94,25 @@ def test_a_config_with_an_unknown_key_gets_the_nearest(trained, texts, tmp_path,
     assert "did you mean 'batch_size'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("key", "value"), [("micro_batch_size", "2"), ("precision", "float17"), ("optimizer", 3)]
+)
+def test_a_config_with_a_value_of_the_wrong_type_is_refused(trained, texts, tmp_path, capsys, key, value):
+    description = json.loads((trained / "run" / "config.json").read_text())
+    description["train"][key] = value
+    (tmp_path / "config.json").write_text(json.dumps(description))
+    arguments = [
+        "train",
+        str(tmp_path / "run"),
+        "--config",
+        str(tmp_path / "config.json"),
+        "--source",
+        str(texts),
+    ]
+    assert main(arguments) == 2
+    assert f"TrainConfig.{key}={value!r}" in capsys.readouterr().err
+
+
 def test_a_config_of_something_else_is_refused(texts, tmp_path, capsys):
     (tmp_path / "config.json").write_text('{"format": 1, "train": {"type": "StandardResidual"}}')
     arguments = [

@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
-from typing import Any, get_type_hints
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from attention_residuals.errors import ConfigError, nearest
 
@@ -69,11 +70,13 @@ def decode(data: Any, known: Mapping[str, type]) -> Any:
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Checks plain numbers and texts; what is more than that, the config's own checks see."""
+    """Checks numbers, texts and choices of them; what is more than that, the config's own checks see."""
+    if get_origin(hint) in (Union, UnionType):
+        return any(_fits(value, choice) for choice in get_args(hint))
+    if get_origin(hint) is Literal:
+        return value in get_args(hint)
     if hint is float:
         return isinstance(value, (int, float)) and not isinstance(value, bool)
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool)
-    if hint in (bool, str):
-        return isinstance(value, hint)
-    return True
+    return not isinstance(hint, type) or isinstance(value, hint)

@@ -103,6 +103,8 @@ def test_weights_of_another_config_are_refused_by_the_first_tensor_that_does_not
         (lambda model: model.update(norm_eps="small"), "norm_eps='small'"),
         (lambda model: model.pop("width"), "without width"),
         (lambda model: model["residual"].update(type="AttnRez"), "did you mean 'AttnRes'"),
+        (lambda model: model["residual"].update(source_dtype="float16"), "source_dtype='float16'"),
+        (lambda model: model.update(residual=None), "residual=None"),
         (lambda model: model["residual"].update(sublayers_per_block=0), "sublayers_per_block=0"),
     ],
 )

@@ -2,7 +2,7 @@ import shutil
 
 import pytest
 import torch
-from run_checks import change_json, message, rows, run_process
+from run_checks import Killed, change_json, message, rows, run_process
 from safetensors.torch import load_file
 from tiny_run import NUM_STEPS, model_config, train_config
 
@@ -53,6 +53,18 @@ def test_a_damaged_newest_checkpoint_is_named_with_the_good_one_before_it(run, g
         assert "remove every later one" in text
     shutil.rmtree(newest)
     assert go().step == NUM_STEPS
+
+
+def test_a_kill_while_an_old_checkpoint_is_removed_leaves_no_half_of_it(monkeypatch, go, tmp_path):
+    def half(folder, **_):
+        next(folder.iterdir()).unlink()
+        raise Killed
+
+    monkeypatch.setattr(checkpoint_module.shutil, "rmtree", half)
+    with pytest.raises(Killed):
+        go()
+    assert [path.name for path in checkpoints(tmp_path / "run")] == ["step-00000004", "step-00000006"]
+    assert all(len(list(path.iterdir())) == len(FILES) for path in checkpoints(tmp_path / "run"))
 
 
 def test_without_a_good_checkpoint_the_message_says_how_to_start_again(run, go):

@@ -4,11 +4,11 @@ import math
 import numpy as np
 import pytest
 import torch
-from tiny_run import NUM_STEPS, model_config, train_config
+from tiny_run import NUM_STEPS, SAVING, model_config, train_config
 
 from attention_residuals.data import Batches
 from attention_residuals.layers.residual import AttnRes, StandardResidual
-from attention_residuals.train import AdamW, Cosine, Saving, load_run
+from attention_residuals.train import AdamW, Cosine, Saving, evaluate, load_checkpoint_model, load_run
 from attention_residuals.train.trainer import Trainer, deterministic
 
 
@@ -35,6 +35,21 @@ def test_bits_per_byte_of_a_step_are_those_of_its_own_targets(corpus, uninterrup
         targets = batches.at(row["step"] - 1).targets_BT.numpy()
         num_bytes = corpus.tokenizer.bytes_per_token[targets].sum()
         assert row["bits_per_byte"] == pytest.approx(row["loss"] * 96 / math.log(2) / num_bytes)
+
+
+def test_a_run_is_evaluated_as_it_is_trained(corpus, go, tmp_path):
+    how = {"precision": "bfloat16", "cross_documents": True}
+    result = go(**how)
+    found = evaluate(
+        load_checkpoint_model(tmp_path / "run"),
+        corpus.valid,
+        bytes_per_token=corpus.tokenizer.bytes_per_token,
+        sequence_length=24,
+        batch_size=2,
+        max_batches=SAVING.evaluate_batches,
+        **how,
+    )
+    assert (result.loss, result.bits_per_byte) == (found.loss, found.bits_per_byte)
 
 
 def test_the_monitor_sees_every_step_and_the_model_that_it_left(go, tmp_path):

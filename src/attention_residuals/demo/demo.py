@@ -95,7 +95,7 @@ def run_demo(demo: Demo, folder: Path | str, *, progress: bool = True) -> tuple[
         )
     corpus = prepare(demo.source, folder / "corpus", vocab_size=demo.vocab_size)
     saving = Saving(
-        every=100, keep=1, evaluate_every=max(1, demo.num_steps // 16), evaluate_batches=12, log_every=10
+        every=100, keep=1, evaluate_every=max(1, demo.num_steps // 10), evaluate_batches=8, log_every=10
     )
     for name, residual in MODELS.items():
         config = demo.train_config(residual, corpus)
