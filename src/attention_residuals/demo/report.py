@@ -30,7 +30,7 @@ def write_demo_report(
         folder / "report.html",
         title="Attention residuals beside standard residuals",
         lead=(
-            f"Two transformers of {len(standard.magnitudes)} layers, trained on {source.name} "
+            f"Two transformers of {len(standard.magnitudes)} layers, trained on the {source.name} corpus "
             f"({splits['train']['bytes'] / 1e6:.1f} MB for training) with the same seed, data order and "
             "settings. They differ in one thing: how a layer gets its input from the layers before it. In the "
             f"standard model it is their sum; in the {routed.name} model each attention and each MLP chooses, "
@@ -134,11 +134,11 @@ def _sections(standard: Findings, routed: Findings, figures: dict[str, Figure]) 
         Section(
             heading="Magnitudes over depth",
             paragraphs=(
-                "Left, so to speak, the forward pass: the root mean square of the newest source after each "
-                "layer, which is the residual stream of the standard model and the sum so far of the newest "
-                "block of the routed one. Then the backward pass: the root mean square of the loss's gradient "
-                "at the output of each layer's MLP. The paper shows both for its large models (Fig. 5), "
-                "without defining the statistic; these are our definitions.",
+                "Forward: the root mean square of the newest source after each layer, which is the residual "
+                "stream of the standard model and the sum so far of the newest block of the routed one. "
+                "Backward: the root mean square of the loss's gradient at the output of each layer's MLP. The "
+                "paper shows both for its large models (Fig. 5) without defining the statistic; these are our "
+                "definitions.",
             ),
             figures=(
                 shown(
