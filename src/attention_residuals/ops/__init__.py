@@ -1,7 +1,16 @@
 """Depth attention as pure functions on tensors."""
 
-from attention_residuals.ops.backends import BACKENDS, depth_attention
+from attention_residuals.ops.backends import BACKENDS, Backend, chosen_backend, depth_attention
 from attention_residuals.ops.depth_read import DepthRead
+from attention_residuals.ops.fused import share_gradients
 from attention_residuals.ops.reference import weighted_sum
 
-__all__ = ["BACKENDS", "DepthRead", "depth_attention", "weighted_sum"]
+__all__ = [
+    "BACKENDS",
+    "Backend",
+    "DepthRead",
+    "chosen_backend",
+    "depth_attention",
+    "share_gradients",
+    "weighted_sum",
+]

@@ -1,19 +1,96 @@
 """The one door to depth attention: a backend is an argument, chosen with a reason."""
 
+import importlib.util
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from attention_residuals.errors import BackendError, nearest
-from attention_residuals.ops import eager, reference
+from attention_residuals.ops import eager, fla, fused, reference
 from attention_residuals.ops.depth_read import DepthRead
 
-__all__ = ["BACKENDS", "depth_attention"]
+__all__ = ["BACKENDS", "Backend", "chosen_backend", "depth_attention"]
 
-BACKENDS: dict[str, Callable[..., DepthRead]] = {
-    "eager": eager.depth_attention,
-    "reference": reference.depth_attention,
+
+_INSTALLED = {package: importlib.util.find_spec(package) is not None for package in ("numba", "fla")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backend:
+    """One way to compute depth attention.
+
+    Args:
+        name: As the argument ``backend`` has it.
+        run: The function that computes it.
+        package: An optional package that it needs.
+        devices: Device types that it runs on; empty for all.
+        dtypes: Dtypes of sources that it takes; empty for all.
+        takes_bias: It can add a ``logit_bias``.
+        about: What it is, in a few words.
+    """
+
+    name: str
+    run: Callable[..., DepthRead]
+    package: str | None = None
+    devices: tuple[str, ...] = ()
+    dtypes: tuple[torch.dtype, ...] = ()
+    takes_bias: bool = True
+    about: str
+
+    @property
+    def missing(self) -> str | None:
+        """Says what keeps it from running here at all, or None."""
+        if self.package is not None and not _INSTALLED[self.package]:
+            return f"the package {self.package} is not installed"
+        if self.devices == ("cuda",) and not torch.cuda.is_available():
+            return "there is no CUDA device"
+        return None
+
+    def refusal(self, source: Tensor, *, with_bias: bool) -> str | None:
+        """Says why it cannot do a call, or None."""
+        if self.devices and source.device.type not in self.devices:
+            return f"it runs on {' and '.join(self.devices)}, not on {source.device.type}"
+        if self.dtypes and source.dtype not in self.dtypes:
+            return f"it takes {' and '.join(str(dtype) for dtype in self.dtypes)}, not {source.dtype}"
+        if with_bias and not self.takes_bias:
+            return "it takes no logit_bias"
+        return self.missing
+
+
+BACKENDS: dict[str, Backend] = {
+    backend.name: backend
+    for backend in (
+        Backend(
+            name="cpu",
+            run=fused.depth_attention,
+            package="numba",
+            devices=("cpu",),
+            dtypes=(torch.float32, torch.bfloat16),
+            about="fused kernels, compiled by numba at first use",
+        ),
+        Backend(
+            name="fla",
+            run=fla.depth_attention,
+            package="fla",
+            devices=("cuda",),
+            dtypes=(torch.float32, torch.bfloat16, torch.float16),
+            takes_bias=False,
+            about="the fused Triton op of flash-linear-attention",
+        ),
+        Backend(
+            name="eager",
+            run=eager.depth_attention,
+            about="plain PyTorch, sources never stacked, backward by hand",
+        ),
+        Backend(
+            name="reference",
+            run=reference.depth_attention,
+            about="the paper's formula; the only one with second derivatives and vmap",
+        ),
+    )
 }
 """Every backend by name, in the order in which ``"auto"`` tries them; eager can do every call."""
 
@@ -24,28 +101,32 @@ def depth_attention(
     key_gain: Float[Tensor, " D"],
     *,
     eps: float,
+    logit_bias: Float[Tensor, "S *BT"] | None = None,
     output_gain: Float[Tensor, " D"] | None = None,
     output_eps: float | None = None,
     backend: str = "auto",
 ) -> DepthRead:
     """Mixes the sources by softmax attention over depth, on the backend of your choice.
 
+    All backends but the reference refuse second derivatives and ``torch.vmap``, and say so.
+
     Args:
         sources: What is read, a sequence of tensors or one stacked tensor; at least one source.
         pseudo_query: The learned vector of this site; zero gives the mean of the sources.
         key_gain: The learned gain of the key norm.
         eps: Added to the mean square of a source, >= 0.
+        logit_bias: Is added to the logits; -inf takes a source away from a token.
         output_gain: Gain of the reader's RMSNorm; when given, ``mix`` is the normalised mix.
         output_eps: The eps of that norm; given together with ``output_gain``.
-        backend: ``"auto"`` (the fastest that can do this call), ``"eager"`` or ``"reference"``.
+        backend: ``"auto"``, the first of ``BACKENDS`` that can do this call, or a name.
 
     Returns:
-        Mix, logits and inverse norms; ``.weights`` is the softmax of the logits.
+        Mix, logits and inverse norms; ``.weights`` is the softmax of the logits, and differentiable.
 
     Raises:
-        BackendError: There is no backend of that name.
+        BackendError: There is no backend of that name, or it cannot do this call.
         ShapeError: The tensors do not fit together.
-        NonFiniteError: A source holds NaN or infinity (checked on the CPU).
+        NonFiniteError: A source holds NaN or infinity, or a token has no source left (checked on the CPU).
 
     Source:
         Attention Residuals (arXiv:2603.15031), equations 1 to 6.
@@ -56,11 +137,44 @@ def depth_attention(
         >>> depth_attention(sources, torch.zeros(3), torch.ones(3), eps=1e-6).mix[0]
         tensor([2., 2., 2.])
     """
-    name = "eager" if backend == "auto" else backend
+    unstacked = sources.unbind(0) if isinstance(sources, Tensor) else sources
+    chosen = chosen_backend(
+        backend, unstacked[0] if len(unstacked) else torch.empty(0), logit_bias is not None
+    )
+    if chosen.name != "reference" and torch._C._functorch.peek_interpreter_stack() is not None:
+        raise BackendError(
+            got=f"backend {chosen.name!r} under torch.vmap or another functional transform",
+            expected="a plain call",
+            do="pass backend='reference', or give the batch as leading axes of the sources",
+        )
+    return chosen.run(
+        unstacked,
+        pseudo_query,
+        key_gain,
+        eps=eps,
+        logit_bias=logit_bias,
+        output_gain=output_gain,
+        output_eps=output_eps,
+    )
+
+
+def chosen_backend(name: str, source: Tensor, with_bias: bool) -> Backend:
+    """Returns the backend that a call runs on.
+
+    Raises:
+        BackendError: There is none of that name, or it cannot do the call.
+    """
+    if name == "auto":
+        return next(b for b in BACKENDS.values() if b.refusal(source, with_bias=with_bias) is None)
     if name not in BACKENDS:
         raise BackendError(
-            got=f"backend={backend!r}", expected="'auto' or a known name", do=nearest(name, BACKENDS)
+            got=f"backend={name!r}", expected="'auto' or a known name", do=nearest(name, BACKENDS)
         )
-    return BACKENDS[name](
-        sources, pseudo_query, key_gain, eps=eps, output_gain=output_gain, output_eps=output_eps
-    )
+    reason = BACKENDS[name].refusal(source, with_bias=with_bias)
+    if reason is not None:
+        raise BackendError(
+            got=f"backend={name!r} for {source.dtype} sources on {source.device.type}: {reason}",
+            expected="a call that it can do",
+            do="pass backend='auto', or see `attnres backends`",
+        )
+    return BACKENDS[name]

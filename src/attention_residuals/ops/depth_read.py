@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from attention_residuals.errors import NonFiniteError, ShapeError
+from attention_residuals.errors import BackendError, NonFiniteError, ShapeError
 
-__all__ = ["DepthRead", "checked_sources", "compute_dtype", "require_finite"]
+__all__ = ["DepthRead", "checked_sources", "compute_dtype", "require_finite", "second_derivative"]
 
 
 class DepthRead(NamedTuple):
@@ -45,6 +45,7 @@ def checked_sources(
     sources: Sequence[Tensor] | Tensor,
     pseudo_query: Tensor,
     key_gain: Tensor,
+    logit_bias: Tensor | None,
     output_gain: Tensor | None,
     output_eps: float | None,
 ) -> tuple[Tensor, ...]:
@@ -52,7 +53,8 @@ def checked_sources(
 
     Raises:
         ShapeError: No sources; sources that differ in shape, dtype or device or are not floating point;
-            a vector that is not of the sources' width; only one of output gain and output eps.
+            a vector that is not of the sources' width; a bias that is not one number for each source and
+            token; only one of output gain and output eps.
     """
     unstacked = sources.unbind(0) if isinstance(sources, Tensor) else tuple(sources)
     if not unstacked:
@@ -84,6 +86,13 @@ def checked_sources(
                 expected=f"({width},), the width of the sources",
                 do=f"pass one vector of {width} numbers",
             )
+    per_token = (len(unstacked), *first.shape[:-1])
+    if logit_bias is not None and logit_bias.shape != per_token:
+        raise ShapeError(
+            got=f"logit_bias of shape {tuple(logit_bias.shape)}",
+            expected=f"{per_token}, a number for each source and token",
+            do="expand it: logit_bias.expand(...)",
+        )
     if (output_gain is None) != (output_eps is None):
         raise ShapeError(
             got=f"output_gain {'absent' if output_gain is None else 'given'}, output_eps={output_eps}",
@@ -93,22 +102,39 @@ def checked_sources(
     return unstacked
 
 
-def require_finite(read: DepthRead) -> DepthRead:
-    """Raises if a source held NaN or infinity: either makes a logit NaN, whatever the query.
+def require_finite(read: DepthRead, logit_bias: Tensor | None = None) -> DepthRead:
+    """Raises if a source held NaN or infinity, or if a bias took all sources away.
 
-    Only on the CPU and outside of compiled graphs, where looking at a number is cheap.
+    Either makes a token's largest logit not finite, whatever the query. Only on the CPU and outside of
+    compiled graphs, where looking at a number is cheap.
 
     Raises:
-        NonFiniteError: Some logit is not finite.
+        NonFiniteError: The largest logit of some token is not finite.
     """
-    if read.logits.device.type != "cpu" or torch.compiler.is_compiling():
+    if read.logits.device.type != "cpu" or torch.compiler.is_compiling() or not read.mix.numel():
         return read
     logits = read.logits.detach()
-    if not math.isfinite(logits.sum().item()):
-        bad = [number for number, logit in enumerate(logits) if not logit.isfinite().all()]
+    # A sum is the cheapest look at all of them; with a bias, -inf may be meant.
+    if math.isfinite((logits if logit_bias is None else logits.amax(0)).sum().item()):
+        return read
+    if logit_bias is not None and (taken := (logit_bias == -math.inf).all(0)).any():
         raise NonFiniteError(
-            got=f"NaN or infinity in the logits of sources number {bad} of {len(logits)}",
-            expected="finite sources, pseudo-query and key gain",
-            do="find the sublayer that wrote that source; a lower learning rate or clipping may help",
+            got=f"a logit_bias of -inf for every source of {int(taken.sum())} token(s)",
+            expected="at least one source left for each token",
+            do="leave one source, such as the newest, without -inf",
         )
-    return read
+    bad = [number for number, logit in enumerate(logits) if (logit.isnan() | (logit == math.inf)).any()]
+    raise NonFiniteError(
+        got=f"NaN or infinity in the logits of sources number {bad} of {len(logits)}",
+        expected="finite sources, pseudo-query and key gain",
+        do="find the sublayer that wrote that source; a lower learning rate or clipping may help",
+    )
+
+
+def second_derivative() -> BackendError:
+    """Makes the error of a backend that is asked for second derivatives."""
+    return BackendError(
+        got="a backward pass with create_graph=True through depth attention",
+        expected="first derivatives only",
+        do="pass backend='reference' for second derivatives",
+    )

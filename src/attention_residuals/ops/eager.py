@@ -11,9 +11,14 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from attention_residuals.ops.depth_read import DepthRead, checked_sources, compute_dtype, require_finite
+from attention_residuals.ops.depth_read import (
+    DepthRead,
+    checked_sources,
+    compute_dtype,
+    require_finite,
+    second_derivative,
+)
 
 __all__ = ["depth_attention"]
 
@@ -24,6 +29,7 @@ def depth_attention(
     key_gain: Float[Tensor, " D"],
     *,
     eps: float,
+    logit_bias: Float[Tensor, "S *BT"] | None = None,
     output_gain: Float[Tensor, " D"] | None = None,
     output_eps: float | None = None,
 ) -> DepthRead:
@@ -38,11 +44,11 @@ def depth_attention(
         >>> depth_attention(sources, torch.zeros(3), torch.ones(3), eps=1e-6).mix[0]
         tensor([2., 2., 2.])
     """
-    unstacked = checked_sources(sources, pseudo_query, key_gain, output_gain, output_eps)
+    unstacked = checked_sources(sources, pseudo_query, key_gain, logit_bias, output_gain, output_eps)
     mix, logits, inverse_norms = _EagerDepthAttention.apply(  # type: ignore[no-untyped-call]
-        eps, output_eps, pseudo_query, key_gain, output_gain, *unstacked
+        eps, output_eps, pseudo_query, key_gain, logit_bias, output_gain, *unstacked
     )
-    return require_finite(DepthRead(mix, logits, inverse_norms))
+    return require_finite(DepthRead(mix, logits, inverse_norms), logit_bias)
 
 
 def _mix(weight_SN: Tensor, value_NDs: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
@@ -67,6 +73,7 @@ class _EagerDepthAttention(torch.autograd.Function):
         output_eps: float | None,
         pseudo_query: Tensor,
         key_gain: Tensor,
+        logit_bias: Tensor | None,
         output_gain: Tensor | None,
         *sources: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -76,15 +83,19 @@ class _EagerDepthAttention(torch.autograd.Function):
         with torch.autocast(sources[0].device.type, enabled=False):
             direction_D = pseudo_query.to(dtype) * key_gain.to(dtype)
             inverse_norm_SN = torch.stack([_inverse_rms(value.to(dtype), eps) for value in value_NDs])
-            logit_SN = torch.stack([value.to(dtype) @ direction_D for value in value_NDs]) * inverse_norm_SN
+            score_SN = torch.stack([value.to(dtype) @ direction_D for value in value_NDs]) * inverse_norm_SN
+            logit_SN = (
+                score_SN if logit_bias is None else score_SN + logit_bias.reshape(score_SN.shape).to(dtype)
+            )
             mix_ND = _mix(logit_SN.softmax(0), value_NDs, dtype)
             output_norm_N = None
             if output_gain is not None and output_eps is not None:
                 output_norm_N = _inverse_rms(mix_ND, output_eps)
                 mix_ND.mul_(output_norm_N[:, None]).mul_(output_gain.to(dtype))
         ctx.save_for_backward(
-            pseudo_query, key_gain, output_gain, logit_SN, inverse_norm_SN, output_norm_N, *sources
+            pseudo_query, key_gain, output_gain, score_SN, logit_SN, inverse_norm_SN, output_norm_N, *sources
         )
+        ctx.bias_like = None if logit_bias is None else (logit_bias.shape, logit_bias.dtype)
         ctx.set_materialize_grads(False)
         logits = logit_SN.view(len(sources), *shape[:-1])
         inverse_norms = inverse_norm_SN.view(len(sources), *shape[:-1])
@@ -92,13 +103,14 @@ class _EagerDepthAttention(torch.autograd.Function):
         return mix_ND.view(shape).to(sources[0].dtype), logits, inverse_norms
 
     @staticmethod
-    @once_differentiable
     def backward(
         ctx: Any, grad_mix: Tensor | None, grad_logits: Tensor | None, _: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        pseudo_query, key_gain, output_gain, logit_SN, inverse_norm_SN, output_norm_N, *sources = (
+        pseudo_query, key_gain, output_gain, score_SN, logit_SN, inverse_norm_SN, output_norm_N, *sources = (
             ctx.saved_tensors
         )
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            raise second_derivative()
         shape, dtype = sources[0].shape, logit_SN.dtype
         value_NDs = [source.reshape(-1, shape[-1]) for source in sources]
         weight_SN = logit_SN.softmax(0)
@@ -120,12 +132,12 @@ class _EagerDepthAttention(torch.autograd.Function):
 
             direction_D = pseudo_query.to(dtype) * key_gain.to(dtype)
             dot_SN = grad_logit_SN * inverse_norm_SN  # gradient of value . direction
-            square_SN = dot_SN * logit_SN * inverse_norm_SN / shape[-1]  # through the inverse norm
+            square_SN = dot_SN * score_SN * inverse_norm_SN / shape[-1]  # through the inverse norm
             grad_direction_D = torch.zeros_like(direction_D)
             grad_sources: list[Tensor | None] = []
             for number, value_ND in enumerate(value_NDs):
                 grad_direction_D += dot_SN[number] @ value_ND.to(dtype)
-                if not ctx.needs_input_grad[5 + number]:
+                if not ctx.needs_input_grad[6 + number]:
                     grad_sources.append(None)
                     continue
                 grad_value_ND = torch.outer(dot_SN[number], direction_D)
@@ -138,6 +150,7 @@ class _EagerDepthAttention(torch.autograd.Function):
             None,
             (grad_direction_D * key_gain).to(pseudo_query.dtype),
             (grad_direction_D * pseudo_query).to(key_gain.dtype),
+            None if ctx.bias_like is None else grad_logit_SN.view(ctx.bias_like[0]).to(ctx.bias_like[1]),
             grad_output_gain,
             *grad_sources,
         )

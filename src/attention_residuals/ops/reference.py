@@ -17,6 +17,7 @@ def depth_attention(
     key_gain: Float[Tensor, " D"],
     *,
     eps: float,
+    logit_bias: Float[Tensor, "S *BT"] | None = None,
     output_gain: Float[Tensor, " D"] | None = None,
     output_eps: float | None = None,
 ) -> DepthRead:
@@ -31,6 +32,7 @@ def depth_attention(
         pseudo_query: The learned vector of this site; zero gives the mean of the sources.
         key_gain: The learned gain of the key norm.
         eps: Added to the mean square of a source, >= 0.
+        logit_bias: Is added to the logits; -inf takes a source away from a token.
         output_gain: Gain of the reader's RMSNorm; when given, ``mix`` is the normalised mix.
         output_eps: The eps of that norm; given together with ``output_gain``.
 
@@ -39,7 +41,7 @@ def depth_attention(
 
     Raises:
         ShapeError: The tensors do not fit together.
-        NonFiniteError: A source holds NaN or infinity (checked on the CPU).
+        NonFiniteError: A source holds NaN or infinity, or a token has no source left (checked on the CPU).
 
     Source:
         Attention Residuals (arXiv:2603.15031), equations 1 to 6.
@@ -50,16 +52,18 @@ def depth_attention(
         >>> read.mix[0], read.weights[:, 0]
         (tensor([2., 2., 2.]), tensor([0.5000, 0.5000]))
     """
-    unstacked = checked_sources(sources, pseudo_query, key_gain, output_gain, output_eps)
+    unstacked = checked_sources(sources, pseudo_query, key_gain, logit_bias, output_gain, output_eps)
     dtype = compute_dtype(unstacked[0].dtype)
     value = torch.stack(unstacked).to(dtype)
     inverse_norms = (value.square().mean(-1) + eps).rsqrt()
     key = value * inverse_norms.unsqueeze(-1) * key_gain.to(dtype)
     logits = (key * pseudo_query.to(dtype)).sum(-1)
+    if logit_bias is not None:
+        logits = logits + logit_bias.to(dtype)
     mix = (logits.softmax(0).unsqueeze(-1) * value).sum(0)
     if output_gain is not None and output_eps is not None:
         mix = mix * (mix.square().mean(-1, keepdim=True) + output_eps).rsqrt() * output_gain.to(dtype)
-    return require_finite(DepthRead(mix.to(unstacked[0].dtype), logits, inverse_norms))
+    return require_finite(DepthRead(mix.to(unstacked[0].dtype), logits, inverse_norms), logit_bias)
 
 
 def weighted_sum(

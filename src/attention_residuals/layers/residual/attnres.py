@@ -12,7 +12,7 @@ from attention_residuals.errors import ConfigError
 from attention_residuals.layers.norm import foldable
 from attention_residuals.layers.residual.interface import Norm, ResidualConfig, ResidualRule, to_source_dtype
 from attention_residuals.layers.tap import EMBEDDING, Read, Site, Tap, offer_read, offer_write, writer_names
-from attention_residuals.ops import DepthRead, depth_attention, weighted_sum
+from attention_residuals.ops import DepthRead, depth_attention, share_gradients, weighted_sum
 
 __all__ = ["AttnRes", "AttnResRule", "AttnResState", "DepthReader"]
 
@@ -102,7 +102,7 @@ class AttnResRule(ResidualRule[AttnResState]):
     def open(self, embedding: Tensor, tap: Tap | None = None) -> AttnResState:
         """Makes the embedding the first source, a block of its own."""
         source = to_source_dtype(self.config.source_dtype, embedding)
-        return AttnResState(blocks=(offer_write(tap, EMBEDDING, source),))
+        return AttnResState(blocks=(_read_often(offer_write(tap, EMBEDDING, source), tap),))
 
     def read(
         self, state: AttnResState, site: Site, norm: Norm, tap: Tap | None = None
@@ -137,7 +137,7 @@ class AttnResRule(ResidualRule[AttnResState]):
         written = offer_write(tap, str(site), output.to(state.blocks[0].dtype))
         block = state.open_block[0] + written if state.open_block else written
         if (site.sublayer + 1) % self.config.sublayers_per_block == 0:
-            return AttnResState((*state.blocks, block))
+            return AttnResState((*state.blocks, _read_often(block, tap)))
         return AttnResState(state.blocks, (block,))
 
     def num_sources(self, site: Site) -> int:
@@ -200,6 +200,11 @@ class AttnResRule(ResidualRule[AttnResState]):
             output_eps=eps,
             backend=self.backend,
         )
+
+
+def _read_often(source: Tensor, tap: Tap | None) -> Tensor:
+    """Lets the reads of a source share one gradient, unless a tap may ask for the gradient of a source."""
+    return source if tap is not None else share_gradients(source)
 
 
 def _key(site: Site) -> str:
