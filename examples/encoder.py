@@ -24,18 +24,18 @@ class Encoder(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.residual = AttnRes(sublayers_per_block=4).build(num_layers=num_layers, width=width)  # +
 
-    def forward(self, hidden: torch.Tensor, tap: object = None) -> torch.Tensor:
-        state = self.residual.open(hidden, tap)  # +
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        state = self.residual.open(hidden)  # +
         for number, layer in enumerate(self.layers):
             attention, mlp = Site(number, "attention"), Site(number, "mlp")  # +
             # Was: hidden = hidden + layer.attend(layer.attention_norm(hidden))
-            inputs, state = self.residual.read(state, attention, layer.attention_norm, tap)  # +
-            state = self.residual.write(state, attention, layer.attend(*inputs), tap)  # +
+            inputs, state = self.residual.read(state, attention, layer.attention_norm)  # +
+            state = self.residual.write(state, attention, layer.attend(*inputs))  # +
             # Was: hidden = hidden + layer.mlp(layer.mlp_norm(hidden))
-            inputs, state = self.residual.read(state, mlp, layer.mlp_norm, tap)  # +
-            state = self.residual.write(state, mlp, layer.mlp(*inputs), tap)  # +
+            inputs, state = self.residual.read(state, mlp, layer.mlp_norm)  # +
+            state = self.residual.write(state, mlp, layer.mlp(*inputs))  # +
         # Was: return self.norm(hidden)
-        inputs, _ = self.residual.read(state, OUTPUT, self.norm, tap)  # +
+        inputs, _ = self.residual.read(state, OUTPUT, self.norm)  # +
         return inputs[0]  # +
 
 

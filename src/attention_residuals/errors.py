@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterable
+from functools import partial
 
 __all__ = [
     "AttentionResidualsError",
@@ -12,6 +13,7 @@ __all__ = [
     "NonFiniteError",
     "ShapeError",
     "TapError",
+    "is_count",
     "nearest",
 ]
 
@@ -34,6 +36,9 @@ class AttentionResidualsError(Exception):
     def __init__(self, *, got: str, expected: str, do: str) -> None:
         super().__init__(f"got: {got}\nexpected: {expected}\ndo: {do}")
         self.got, self.expected, self.do = got, expected, do
+
+    def __reduce__(self) -> tuple[partial["AttentionResidualsError"], tuple[()]]:
+        return partial(type(self), got=self.got, expected=self.expected, do=self.do), ()
 
 
 class ShapeError(AttentionResidualsError, ValueError):
@@ -62,6 +67,16 @@ class BackendError(AttentionResidualsError, RuntimeError):
 
 class TapError(AttentionResidualsError, RuntimeError):
     """A tap that returned what cannot stand in for what it was offered."""
+
+
+def is_count(value: object) -> bool:
+    """Tells whether a value is a whole number of at least 1.
+
+    Example:
+        >>> is_count(3), is_count(0), is_count(2.0), is_count(True)
+        (True, False, False, False)
+    """
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -1,15 +1,18 @@
 """The common suite: what every residual rule must do. A new rule adds one line to ``RULE_CONFIGS``."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from closeness import assert_close
 from torch import Tensor, nn
 
-from attention_residuals.errors import ConfigError, TapError
+from attention_residuals.errors import ConfigError, ShapeError, TapError
 from attention_residuals.layers import EMBEDDING, OUTPUT, RMSNorm, Site
 from attention_residuals.layers.norm import foldable
 from attention_residuals.layers.residual import RULES, AttnRes, StandardResidual
 from attention_residuals.layers.tap import Chain
+from attention_residuals.models import Decoder, presets
 
 RULE_CONFIGS = {
     "standard": StandardResidual(),
@@ -225,9 +228,50 @@ def test_a_tap_that_returns_nonsense_is_refused(config):
             return write._replace(output=write.output[..., :-1])
 
     rule = rule_of(config)
-    for tap, message in ((Nothing(), "NoneType"), (Short(), "values"), (Narrow(), "an output of shape")):
+    for tap, message in ((Nothing(), "NoneType"), (Short(), "values"), (Narrow(), "an output torch.float64")):
         with pytest.raises(TapError, match=message):
             run(rule, embedding(), tap=tap)
+
+
+@every_rule
+def test_an_edit_that_would_change_nothing_is_refused(config):
+    class InPlace(Looker):
+        def read(self, read):
+            read.weights[0] = 0.0
+            return read
+
+    class Sources(Looker):
+        def read(self, read):
+            return read._replace(sources=tuple(2 * source for source in read.sources))
+
+    class Bare(Looker):
+        def write(self, write):
+            return write.output
+
+    class Half(Looker):
+        def write(self, write):
+            return write._replace(output=write.output.half())
+
+    rule = rule_of(config)
+    cases = ((InPlace(), "in place"), (Sources(), "weights and values that were offered"), (Bare(), "Tensor from"),
+             (Half(), "torch.float16"))  # fmt: skip
+    for tap, message in cases:
+        with pytest.raises(TapError, match=message):
+            run(rule, embedding(), tap=tap)
+
+
+@every_rule
+def test_an_output_that_would_be_broadcast_is_refused(config):
+    rule = rule_of(config)
+    state = rule.open(embedding())
+    with pytest.raises(ShapeError, match=r"\[1, 4, 10\] from L0.attention"):
+        rule.write(state, Site(0, "attention"), embedding()[:1])
+
+
+def test_a_site_that_reads_out_of_order_is_refused():
+    rule = rule_of(AttnRes(sublayers_per_block=2))
+    with pytest.raises(ShapeError, match=r"1 sources at L1\.mlp"):
+        rule.read(rule.open(embedding()), Site(1, "mlp"), RMSNorm(WIDTH))
 
 
 @every_rule
@@ -306,6 +350,7 @@ def test_the_output_reads_everything_and_an_uneven_last_block_is_open():
     ("options", "message"),
     [
         ({"sublayers_per_block": 0}, "sublayers_per_block=0"),
+        ({"sublayers_per_block": True}, "sublayers_per_block=True"),
         ({"sublayers_per_block": 2, "key_eps": -1.0}, "key_eps=-1.0"),
         ({"sublayers_per_block": 2, "key_eps": float("nan")}, "key_eps=nan"),
     ],
@@ -322,8 +367,61 @@ def test_a_source_dtype_that_a_file_may_name_but_nothing_supports_is_refused():
         config.__post_init__()
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("eps", [None, 1e-3])
+def test_a_norm_of_pytorch_reads_as_it_would_by_itself(dtype, eps):
+    rule = AttnRes(sublayers_per_block=2).build(num_layers=NUM_LAYERS, width=WIDTH).to(dtype)
+    norm, source = nn.RMSNorm(WIDTH, eps=eps).to(dtype), (embedding() / 20).to(dtype)
+    read, _ = rule.read(rule.open(source), Site(0, "attention"), norm)
+    tolerance = {torch.float64: 1e-10, torch.float32: 1e-5}.get(dtype, 4e-3)
+    assert_close(read[0], norm(source), tolerance=tolerance)
+
+
+@pytest.mark.parametrize("watch", [
+    lambda norm: norm.register_forward_hook(lambda *_: None),
+    lambda norm: norm.register_forward_pre_hook(lambda *_: None),
+    lambda norm: norm.register_full_backward_hook(lambda *_: None),
+    lambda norm: norm.register_full_backward_pre_hook(lambda *_: None),
+    lambda norm: nn.modules.module.register_module_forward_hook(lambda *_: None),
+    lambda norm: norm.__dict__.__setitem__("forward", lambda hidden: hidden),
+])  # fmt: skip
+def test_a_norm_that_somebody_watches_is_not_folded(watch):
+    norm = RMSNorm(4)
+    assert foldable(norm) is not None
+    handle = watch(norm)
+    assert foldable(norm) is None
+    if handle is not None:
+        handle.remove()
+        assert foldable(norm) is not None
+
+
+def test_the_mix_before_a_foreign_norm_is_not_kept_for_backward():
+    rule, start = rule_of(AttnRes(sublayers_per_block=2)), embedding().requires_grad_()
+    state = rule.write(rule.open(start), Site(0, "attention"), embedding())
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda tensor: kept.append(tensor.shape) or tensor, lambda x: x
+    ):
+        inputs, _ = rule.read(state, Site(0, "mlp"), nn.LayerNorm(WIDTH).double())
+    assert start.shape not in kept
+    inputs[0].sum().backward()
+    assert start.grad is not None
+
+
+def test_a_model_with_bfloat16_sources_trains_in_float32():
+    config = presets.scaled(
+        2, vocab_size=40, residual=AttnRes(sublayers_per_block=2, source_dtype="bfloat16")
+    )
+    model, tokens = Decoder(config), torch.tensor([[1, 2, 3]])
+    exact = Decoder(replace(config, residual=AttnRes(sublayers_per_block=2)))
+    exact.load_state_dict(model.state_dict())
+    assert_close(model(tokens), exact(tokens), tolerance=0.02)
+    model(tokens).sum().backward()
+    assert model.embedding.weight.grad is not None
+
+
 def test_which_norms_are_folded():
-    torch_norm = nn.RMSNorm(4, eps=None)
-    assert foldable(torch_norm)[1] == torch.finfo(torch.float32).eps
+    assert foldable(nn.RMSNorm(4, eps=None)) is None
+    assert foldable(nn.RMSNorm(4, eps=1e-4))[1] == 1e-4
     assert foldable(nn.RMSNorm(4, elementwise_affine=False)) is None
     assert foldable(lambda x: x) is None

@@ -9,6 +9,7 @@ from attention_residuals.errors import ConfigError, DataError, ShapeError
 from attention_residuals.inference import KVCache
 from attention_residuals.layers import EMBEDDING, Chain
 from attention_residuals.layers.residual import AttnRes, StandardResidual
+from attention_residuals.layers.rope import rotate, rotation
 from attention_residuals.models import Decoder, DecoderConfig, presets
 from attention_residuals.trace import Recorder, record
 
@@ -210,7 +211,58 @@ def test_input_that_does_not_fit_is_refused(arguments, error, message):
         )
 
 
-@pytest.mark.parametrize("tokens", [torch.tensor([1, 2]), torch.ones(1, 2)])
+def test_a_mask_of_numbers_is_refused():
+    check = Decoder._checked
+    tokens = torch.zeros(1, 4, dtype=torch.long)
+    with pytest.raises(ShapeError, match=r"a mask of torch\.int64"):
+        getattr(check, "__wrapped__", check)(Decoder(CONFIG), tokens, None, torch.ones_like(tokens), 0)
+
+
+@every_rule
+def test_a_pass_that_failed_leaves_the_cache_as_it_was(residual, monkeypatch):
+    model, tokens, cache = model_of(residual), tokens_of(), KVCache()
+    with torch.no_grad():
+        model(tokens[:, :4], cache=cache)
+        with monkeypatch.context() as patch:
+            patch.setattr(model.layers[2].mlp, "forward", lambda *_, **__: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                model(tokens[:, 4:], cache=cache)
+        assert cache.num_tokens == 4
+        rest = model(tokens[:, 4:], cache=cache)
+    assert_close(rest, model(tokens)[:, 4:].detach())
+
+
+def test_a_cache_refuses_another_batch():
+    model, cache = Decoder(CONFIG), KVCache()
+    with torch.no_grad():
+        model(tokens_of(), cache=cache)
+        with pytest.raises(ShapeError, match="a batch of 1 for a cache of 2"):
+            model(tokens_of(1), cache=cache)
+
+
+def test_rotary_positions_are_turns_of_complex_numbers():
+    heads, positions = torch.randn(1, 2, 5, 8).double(), torch.tensor([[0, 1, 7, 100, 3]])
+    turned = rotate(heads, rotation(positions, 8, 10_000.0, torch.float64))
+    for pair in range(4):
+        angle = positions[0].double() * 10_000.0 ** (-2 * pair / 8)
+        expected = torch.complex(heads[0, :, :, pair], heads[0, :, :, pair + 4]) * torch.exp(1j * angle)
+        assert_close(turned[0, :, :, pair], expected.real)
+        assert_close(turned[0, :, :, pair + 4], expected.imag)
+
+
+def test_what_writes_to_the_state_starts_smaller_with_depth():
+    torch.manual_seed(0)
+    model = Decoder(presets.scaled(8, vocab_size=500))
+    layer = model.layers[3]
+    for weight in (layer.attention.output.weight, layer.mlp.down.weight):
+        assert weight.std().item() == pytest.approx(0.02 / 4, rel=0.05)
+    for weight in (layer.attention.query.weight, layer.mlp.up.weight, model.embedding.weight):
+        assert weight.std().item() == pytest.approx(0.02, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "tokens", [torch.tensor([1, 2]), torch.ones(1, 2), torch.zeros(1, 0, dtype=torch.long)]
+)
 def test_tokens_must_be_integers_with_a_batch_axis(tokens):
     check = Decoder._checked
     with pytest.raises(ShapeError, match="add a batch axis"):
@@ -229,6 +281,8 @@ def test_a_cache_counts_towards_the_longest_sequence():
     ("change", "message"),
     [
         ({"width": 0}, "width=0"),
+        ({"width": True}, "width=True"),
+        ({"num_layers": 0}, "num_layers=0"),
         ({"num_heads": 6, "num_kv_heads": 4}, "num_heads=6 with num_kv_heads=4"),
         ({"head_width": 7}, "head_width=7"),
         ({"norm_eps": -1e-6}, "norm_eps"),

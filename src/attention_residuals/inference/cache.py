@@ -3,6 +3,8 @@
 from jaxtyping import Float
 from torch import Tensor
 
+from attention_residuals.errors import ShapeError
+
 __all__ = ["KVCache"]
 
 
@@ -23,31 +25,42 @@ class KVCache:
     """
 
     def __init__(self) -> None:
-        self._keys: list[Tensor] = []
-        self._values: list[Tensor] = []
-        self._lengths: list[int] = []
+        self._keys: dict[int, Tensor] = {}
+        self._values: dict[int, Tensor] = {}
+        self._num_tokens = 0
 
     @property
     def num_tokens(self) -> int:
         """How many tokens are kept."""
-        return self._lengths[-1] if self._lengths else 0
+        return self._num_tokens
 
     def extend(
         self, layer: int, key: Float[Tensor, "B H T K"], value: Float[Tensor, "B H T K"]
     ) -> tuple[Float[Tensor, "B H U K"], Float[Tensor, "B H U K"]]:
-        """Adds the newest tokens of a layer and returns all ``U`` tokens of that layer; layers come in order."""
-        if layer == len(self._keys):
-            self._keys.append(key.detach())
-            self._values.append(value.detach())
-            self._lengths.append(key.shape[2])
-            return key, value
-        kept, total = self._lengths[layer], self._lengths[layer] + key.shape[2]
-        for buffers, new in ((self._keys, key), (self._values, value)):
-            if buffers[layer].shape[2] < total:
-                batch, heads, _, width = new.shape
-                grown = new.new_empty(batch, heads, max(total, 2 * buffers[layer].shape[2]), width)
-                grown[:, :, :kept] = buffers[layer][:, :, :kept]
-                buffers[layer] = grown
-            buffers[layer][:, :, kept:total] = new.detach()
-        self._lengths[layer] = total
-        return self._keys[layer][:, :, :total], self._values[layer][:, :, :total]
+        """Puts the newest tokens of a layer behind the kept ones and returns all ``U`` of them.
+
+        Raises:
+            ShapeError: Another batch size than that of the kept tokens.
+        """
+        return self._put(self._keys, layer, key.detach()), self._put(self._values, layer, value.detach())
+
+    def advance(self, num_tokens: int) -> None:
+        """Keeps the newest tokens, once every layer has them."""
+        self._num_tokens += num_tokens
+
+    def _put(self, buffers: dict[int, Tensor], layer: int, new: Tensor) -> Tensor:
+        batch, heads, length, width = new.shape
+        total, buffer = self._num_tokens + length, buffers.get(layer)
+        if buffer is not None and self._num_tokens and buffer.shape[0] != batch:
+            raise ShapeError(
+                got=f"a batch of {batch} for a cache of {buffer.shape[0]}",
+                expected="the same sequences in every pass",
+                do="make a new cache for other sequences",
+            )
+        if buffer is None or buffer.shape[0] != batch or buffer.shape[2] < total:
+            grown = new.new_empty(batch, heads, max(total, 2 * self._num_tokens), width)
+            if buffer is not None and self._num_tokens:
+                grown[:, :, : self._num_tokens] = buffer[:, :, : self._num_tokens]
+            buffers[layer] = buffer = grown
+        buffer[:, :, self._num_tokens : total] = new
+        return buffer[:, :, :total]

@@ -19,13 +19,17 @@ class Cache(Protocol):
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens are kept, the same for every layer between two forward passes."""
+        """How many tokens are kept."""
         ...
 
     def extend(
         self, layer: int, key: Float[Tensor, "B H T K"], value: Float[Tensor, "B H T K"]
     ) -> tuple[Float[Tensor, "B H U K"], Float[Tensor, "B H U K"]]:
-        """Adds the newest tokens of a layer and returns all ``U`` kept and new ones."""
+        """Puts the newest tokens of a layer behind the kept ones and returns all ``U`` of them."""
+        ...
+
+    def advance(self, num_tokens: int) -> None:
+        """Keeps the newest tokens, once every layer has them; a pass that failed before leaves no trace."""
         ...
 
 

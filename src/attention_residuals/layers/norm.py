@@ -50,16 +50,23 @@ def foldable(norm: object) -> tuple[Tensor, float] | None:
         >>> foldable(RMSNorm(4, eps=1e-5))[1], foldable(nn.LayerNorm(4))
         (1e-05, None)
     """
-    if (
-        not isinstance(norm, nn.Module)
-        or norm._forward_hooks
-        or norm._forward_pre_hooks
-        or norm._backward_hooks
-    ):
+    if not isinstance(norm, nn.Module) or _is_watched(norm):
         return None
     if type(norm) is RMSNorm:
         return norm.gain, norm.eps
-    if type(norm) is nn.RMSNorm and norm.weight is not None and norm.weight.ndim == 1:
-        eps = torch.finfo(norm.weight.dtype).eps if norm.eps is None else norm.eps
-        return norm.weight, eps
+    # Without an eps of its own, PyTorch's norm takes that of the dtype it computes in.
+    if (
+        type(norm) is nn.RMSNorm
+        and norm.eps is not None
+        and norm.weight is not None
+        and norm.weight.ndim == 1
+    ):
+        return norm.weight, norm.eps
     return None
+
+
+def _is_watched(norm: nn.Module) -> bool:
+    """Tells whether somebody has hooked into the norm, or put another forward pass into it."""
+    hooks = (norm._forward_hooks, norm._forward_pre_hooks, norm._backward_hooks, norm._backward_pre_hooks)
+    watched = any(hooks) or "forward" in norm.__dict__ or nn.modules.module._has_any_global_hook()
+    return bool(watched)

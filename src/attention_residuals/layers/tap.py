@@ -129,9 +129,16 @@ def offer_read(tap: Tap, read: Read) -> Read | None:
     """Offers a read and returns what shall replace it, or None where the tap left it as it was.
 
     Raises:
-        TapError: What came back cannot be mixed.
+        TapError: What came back cannot be mixed, or would change nothing.
     """
+    versions = _versions(read)
     seen = tap.read(read)
+    if _versions(read) != versions:
+        raise TapError(
+            got=f"tensors that a tap changed in place in the Read at {read.site}",
+            expected="the Read as it was offered, or another one",
+            do="return read._replace(weights=...) with new tensors",
+        )
     if seen is read:
         return None
     if not isinstance(seen, Read):
@@ -139,6 +146,14 @@ def offer_read(tap: Tap, read: Read) -> Read | None:
             got=f"{type(seen).__name__} from a tap's read at {read.site}",
             expected="a Read",
             do="return the Read that was offered, or read._replace(...)",
+        )
+    if seen.weights is read.weights and all(
+        new is old for new, old in zip(seen.values, read.values, strict=False)
+    ):
+        raise TapError(
+            got=f"another Read at {read.site} with the weights and values that were offered",
+            expected="changed weights or values, from which the state is mixed",
+            do="for changed logits, return read._replace(weights=logits.softmax(0))",
         )
     shapes = {tuple(value.shape) for value in seen.values}
     count = len(seen.values)
@@ -155,18 +170,30 @@ def offer_write(tap: Tap | None, writer: str, output: Tensor) -> Tensor:
     """Offers a write and returns the output to use.
 
     Raises:
-        TapError: The tap returned an output of another shape.
+        TapError: The tap returned something else, or another shape or dtype.
     """
     if tap is None:
         return output
-    seen = tap.write(Write(writer, output)).output
-    if seen.shape != output.shape:
+    seen = tap.write(Write(writer, output))
+    if not isinstance(seen, Write):
         raise TapError(
-            got=f"an output of shape {list(seen.shape)} from a tap's write at {writer}",
-            expected=f"{list(output.shape)}",
-            do="keep the shape of the Write that was offered",
+            got=f"{type(seen).__name__} from a tap's write at {writer}",
+            expected="a Write",
+            do="return the Write that was offered, or write._replace(output=...)",
         )
-    return seen
+    if seen.output.shape != output.shape or seen.output.dtype != output.dtype:
+        raise TapError(
+            got=f"an output {seen.output.dtype}{list(seen.output.shape)} from a tap's write at {writer}",
+            expected=f"{output.dtype}{list(output.shape)}",
+            do="keep the shape and dtype of the Write that was offered",
+        )
+    return seen.output
+
+
+def _versions(read: Read) -> list[int]:
+    """Counts the in-place changes of a read's tensors; in inference mode nothing counts them."""
+    tensors = (*read.sources, *read.values, read.weights, *([] if read.logits is None else [read.logits]))
+    return [tensor._version for tensor in tensors if not tensor.is_inference()]
 
 
 def writer_names(num_sublayers: int) -> tuple[str, ...]:

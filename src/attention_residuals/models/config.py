@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from attention_residuals.errors import ConfigError
+from attention_residuals.errors import ConfigError, is_count
 from attention_residuals.layers.residual import RULES, AttnRes, ResidualConfig
 
 __all__ = ["MODEL_CONFIGS", "DecoderConfig"]
@@ -60,9 +60,11 @@ class DecoderConfig:
             "max_tokens",
         )
         for name in counts:
-            if getattr(self, name) < 1:
+            if not is_count(getattr(self, name)):
                 raise ConfigError(
-                    got=f"{name}={getattr(self, name)}", expected="1 or more", do=f"pass a positive {name}"
+                    got=f"{name}={getattr(self, name)!r}",
+                    expected="a whole number, 1 or more",
+                    do=f"pass a positive {name}",
                 )
         if self.num_heads % self.num_kv_heads:
             raise ConfigError(
@@ -75,6 +77,12 @@ class DecoderConfig:
                 got=f"head_width={self.head_width}",
                 expected="an even number, since rotary positions turn pairs of channels",
                 do=f"use {self.head_width + 1}",
+            )
+        if not isinstance(self.residual, ResidualConfig):
+            raise ConfigError(
+                got=f"residual={self.residual!r}",
+                expected="the config of a residual rule",
+                do="pass AttnRes(sublayers_per_block=4) or StandardResidual()",
             )
         if not self.norm_eps >= 0 or not self.rope_base > 0:
             raise ConfigError(

@@ -112,7 +112,7 @@ class Decoder(nn.Module):
             allowed_pairs(mask, tokens.shape[1], num_cached, tokens.device),
             cache,
         )
-        saving = self.checkpoint_activations and torch.is_grad_enabled()
+        saving = self.checkpoint_activations and torch.is_grad_enabled() and cache is None
 
         state = self.residual.open(embedded, tap)
         for layer in self.layers:
@@ -122,6 +122,8 @@ class Decoder(nn.Module):
             else:
                 state = self._run_layer(state, layer, context, tap, saving=saving)
         inputs, _ = self.residual.read(state, OUTPUT, self.norm, tap)
+        if cache is not None:
+            cache.advance(tokens.shape[1])
         weight = self.embedding.weight if self.head is None else self.head.weight
         return F.linear(inputs[0], weight)
 
@@ -151,10 +153,10 @@ class Decoder(nn.Module):
     def _checked(
         self, tokens: Tensor, positions: Tensor | None, mask: Tensor | None, num_cached: int
     ) -> Int[Tensor, "B T"]:
-        if tokens.ndim != 2 or tokens.dtype not in (torch.int32, torch.int64):
+        if tokens.ndim != 2 or not tokens.numel() or tokens.dtype not in (torch.int32, torch.int64):
             raise ShapeError(
                 got=f"tokens {tokens.dtype}{list(tokens.shape)}",
-                expected="integers of shape [B, T]",
+                expected="integers of shape [B, T], at least one",
                 do="add a batch axis: tokens[None]",
             )
         batch, length = tokens.shape
@@ -165,7 +167,7 @@ class Decoder(nn.Module):
                 expected=f"at most {self.config.max_tokens}, the model's max_tokens",
                 do="cut the text, or make a model with a larger max_tokens",
             )
-        if tokens.device.type == "cpu" and tokens.numel() and not torch.compiler.is_compiling():
+        if tokens.device.type == "cpu" and not torch.compiler.is_compiling():
             low, high = (int(bound) for bound in torch.aminmax(tokens))
             if low < 0 or high >= self.config.vocab_size:
                 raise DataError(
@@ -173,6 +175,12 @@ class Decoder(nn.Module):
                     expected=f"0 to {self.config.vocab_size - 1}",
                     do="encode the text with the tokenizer that the model was trained with",
                 )
+        if mask is not None and mask.dtype != torch.bool:
+            raise ShapeError(
+                got=f"a mask of {mask.dtype}",
+                expected="torch.bool, True for real tokens",
+                do="pass mask.bool()",
+            )
         if mask is not None and tuple(mask.shape) not in ((batch, total), (batch, length, total)):
             raise ShapeError(
                 got=f"a mask of shape {list(mask.shape)}",

@@ -47,6 +47,7 @@ def checked_sources(
     key_gain: Tensor,
     logit_bias: Tensor | None,
     output_gain: Tensor | None,
+    eps: float,
     output_eps: float | None,
 ) -> tuple[Tensor, ...]:
     """Returns the sources as a tuple, or raises.
@@ -92,6 +93,10 @@ def checked_sources(
             got=f"logit_bias of shape {tuple(logit_bias.shape)}",
             expected=f"{per_token}, a number for each source and token",
             do="expand it: logit_bias.expand(...)",
+        )
+    if not eps >= 0 or not (output_eps or 0.0) >= 0:
+        raise ShapeError(
+            got=f"eps={eps}, output_eps={output_eps}", expected="numbers >= 0", do="1e-6 is usual"
         )
     if (output_gain is None) != (output_eps is None):
         raise ShapeError(

@@ -6,6 +6,7 @@ The key norm is folded into one number per source and token: the logit of source
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -44,23 +45,29 @@ def depth_attention(
         >>> depth_attention(sources, torch.zeros(3), torch.ones(3), eps=1e-6).mix[0]
         tensor([2., 2., 2.])
     """
-    unstacked = checked_sources(sources, pseudo_query, key_gain, logit_bias, output_gain, output_eps)
+    unstacked = checked_sources(sources, pseudo_query, key_gain, logit_bias, output_gain, eps, output_eps)
     mix, logits, inverse_norms = _EagerDepthAttention.apply(  # type: ignore[no-untyped-call]
         eps, output_eps, pseudo_query, key_gain, logit_bias, output_gain, *unstacked
     )
     return require_finite(DepthRead(mix, logits, inverse_norms), logit_bias)
 
 
-def _mix(weight_SN: Tensor, value_NDs: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-    mix_ND = value_NDs[0].to(dtype) * weight_SN[0, :, None]
-    for weight_N, value_ND in zip(weight_SN[1:], value_NDs[1:], strict=True):
-        mix_ND.addcmul_(value_ND.to(dtype), weight_N[:, None])
-    return mix_ND
+def _mix(weights: Tensor, values: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    mix = values[0].to(dtype) * weights[0, ..., None]
+    for weight, value in zip(weights[1:], values[1:], strict=True):
+        mix.addcmul_(value.to(dtype), weight[..., None])
+    return mix
 
 
-def _inverse_rms(hidden_ND: Tensor, eps: float) -> Tensor:
-    square_N: Tensor = torch.linalg.vecdot(hidden_ND, hidden_ND)
-    return (square_N / hidden_ND.shape[-1] + eps).rsqrt()
+def _without_autocast(device: str) -> AbstractContextManager[object]:
+    """Under autocast a matrix-vector product would run in bfloat16."""
+    available = torch.amp.is_autocast_available(device)
+    return torch.autocast(device, enabled=False) if available else nullcontext()
+
+
+def _inverse_rms(hidden: Tensor, eps: float) -> Tensor:
+    square: Tensor = torch.linalg.vecdot(hidden, hidden)
+    return (square / hidden.shape[-1] + eps).rsqrt()
 
 
 class _EagerDepthAttention(torch.autograd.Function):
@@ -77,44 +84,39 @@ class _EagerDepthAttention(torch.autograd.Function):
         output_gain: Tensor | None,
         *sources: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        shape, dtype = sources[0].shape, compute_dtype(sources[0].dtype)
-        value_NDs = [source.reshape(-1, shape[-1]) for source in sources]
-        # Under autocast a matrix-vector product would run in bfloat16.
-        with torch.autocast(sources[0].device.type, enabled=False):
+        dtype = compute_dtype(sources[0].dtype)
+        with _without_autocast(sources[0].device.type):
             direction_D = pseudo_query.to(dtype) * key_gain.to(dtype)
-            inverse_norm_SN = torch.stack([_inverse_rms(value.to(dtype), eps) for value in value_NDs])
-            score_SN = torch.stack([value.to(dtype) @ direction_D for value in value_NDs]) * inverse_norm_SN
-            logit_SN = (
-                score_SN if logit_bias is None else score_SN + logit_bias.reshape(score_SN.shape).to(dtype)
-            )
-            mix_ND = _mix(logit_SN.softmax(0), value_NDs, dtype)
-            output_norm_N = None
+            inverse_norms = torch.stack([_inverse_rms(source.to(dtype), eps) for source in sources])
+            scores = torch.stack([source.to(dtype) @ direction_D for source in sources]) * inverse_norms
+            logits = scores if logit_bias is None else scores + logit_bias.to(dtype)
+            mix = _mix(logits.softmax(0), sources, dtype)
+            output_norm = None
             if output_gain is not None and output_eps is not None:
-                output_norm_N = _inverse_rms(mix_ND, output_eps)
-                mix_ND.mul_(output_norm_N[:, None]).mul_(output_gain.to(dtype))
+                output_norm = _inverse_rms(mix, output_eps)
+                mix.mul_(output_norm[..., None]).mul_(output_gain.to(dtype))
         ctx.save_for_backward(
-            pseudo_query, key_gain, output_gain, score_SN, logit_SN, inverse_norm_SN, output_norm_N, *sources
+            pseudo_query, key_gain, output_gain, scores, logits, inverse_norms, output_norm, *sources
         )
-        ctx.bias_like = None if logit_bias is None else (logit_bias.shape, logit_bias.dtype)
+        ctx.bias_dtype = None if logit_bias is None else logit_bias.dtype
         ctx.set_materialize_grads(False)
-        logits = logit_SN.view(len(sources), *shape[:-1])
-        inverse_norms = inverse_norm_SN.view(len(sources), *shape[:-1])
         ctx.mark_non_differentiable(inverse_norms)
-        return mix_ND.view(shape).to(sources[0].dtype), logits, inverse_norms
+        return mix.to(sources[0].dtype), logits, inverse_norms
 
     @staticmethod
     def backward(
         ctx: Any, grad_mix: Tensor | None, grad_logits: Tensor | None, _: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        pseudo_query, key_gain, output_gain, score_SN, logit_SN, inverse_norm_SN, output_norm_N, *sources = (
-            ctx.saved_tensors
-        )
+        pseudo_query, key_gain, output_gain, *others = ctx.saved_tensors
+        scalars, output_norm, sources = others[:3], others[3], others[4:]
+        score_SN, logit_SN, inverse_norm_SN = (scalar.flatten(1) for scalar in scalars)
+        output_norm_N = None if output_norm is None else output_norm.flatten()
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             raise second_derivative()
         shape, dtype = sources[0].shape, logit_SN.dtype
         value_NDs = [source.reshape(-1, shape[-1]) for source in sources]
         weight_SN = logit_SN.softmax(0)
-        with torch.autocast(sources[0].device.type, enabled=False):
+        with _without_autocast(sources[0].device.type):
             grad_output_gain = None
             grad_logit_SN = torch.zeros_like(logit_SN)
             if grad_mix is not None:
@@ -150,7 +152,7 @@ class _EagerDepthAttention(torch.autograd.Function):
             None,
             (grad_direction_D * key_gain).to(pseudo_query.dtype),
             (grad_direction_D * pseudo_query).to(key_gain.dtype),
-            None if ctx.bias_like is None else grad_logit_SN.view(ctx.bias_like[0]).to(ctx.bias_like[1]),
+            None if ctx.bias_dtype is None else grad_logit_SN.view_as(scalars[0]).to(ctx.bias_dtype),
             grad_output_gain,
             *grad_sources,
         )

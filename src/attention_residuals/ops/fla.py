@@ -32,7 +32,7 @@ def depth_attention(
     """
     from fla.ops.attnres import fused_attnres
 
-    unstacked = checked_sources(sources, pseudo_query, key_gain, logit_bias, output_gain, output_eps)
+    unstacked = checked_sources(sources, pseudo_query, key_gain, logit_bias, output_gain, eps, output_eps)
     folded = output_gain if output_eps == eps else None
     mix = fused_attnres(pseudo_query, unstacked, key_gain, output_rms_weight=folded, rms_eps=eps)
     if output_gain is not None and folded is None:

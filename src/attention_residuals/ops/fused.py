@@ -50,7 +50,7 @@ def depth_attention(
     Arguments, results and errors are those of ``reference.depth_attention``, for float32 and bfloat16
     sources on the CPU. Gradients flow through ``mix`` and ``logits`` and only once.
     """
-    unstacked = checked_sources(sources, pseudo_query, key_gain, logit_bias, output_gain, output_eps)
+    unstacked = checked_sources(sources, pseudo_query, key_gain, logit_bias, output_gain, eps, output_eps)
     arguments = (eps, output_eps or 0.0, pseudo_query, key_gain, logit_bias, output_gain, *unstacked)
     if not _is_plain(unstacked[0]):
         mix, logits, inverse_norms, _ = torch.ops.attention_residuals.depth_attention(

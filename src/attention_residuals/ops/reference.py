@@ -52,7 +52,7 @@ def depth_attention(
         >>> read.mix[0], read.weights[:, 0]
         (tensor([2., 2., 2.]), tensor([0.5000, 0.5000]))
     """
-    unstacked = checked_sources(sources, pseudo_query, key_gain, logit_bias, output_gain, output_eps)
+    unstacked = checked_sources(sources, pseudo_query, key_gain, logit_bias, output_gain, eps, output_eps)
     dtype = compute_dtype(unstacked[0].dtype)
     value = torch.stack(unstacked).to(dtype)
     inverse_norms = (value.square().mean(-1) + eps).rsqrt()

@@ -8,9 +8,15 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from attention_residuals.errors import ConfigError
+from attention_residuals.errors import ConfigError, ShapeError, is_count
 from attention_residuals.layers.norm import foldable
-from attention_residuals.layers.residual.interface import Norm, ResidualConfig, ResidualRule, to_source_dtype
+from attention_residuals.layers.residual.interface import (
+    Norm,
+    ResidualConfig,
+    ResidualRule,
+    checked_output,
+    to_source_dtype,
+)
 from attention_residuals.layers.tap import EMBEDDING, Read, Site, Tap, offer_read, offer_write, writer_names
 from attention_residuals.ops import DepthRead, depth_attention, share_gradients, weighted_sum
 
@@ -42,9 +48,9 @@ class AttnRes(ResidualConfig):
     source_dtype: Literal["float32", "bfloat16"] | None = None
 
     def __post_init__(self) -> None:
-        if self.sublayers_per_block < 1:
+        if not is_count(self.sublayers_per_block):
             raise ConfigError(
-                got=f"sublayers_per_block={self.sublayers_per_block}",
+                got=f"sublayers_per_block={self.sublayers_per_block!r}",
                 expected="1 (the full form) or more",
                 do="count attention and MLP apart: a block of 2 layers has 4 sublayers",
             )
@@ -109,6 +115,7 @@ class AttnResRule(ResidualRule[AttnResState]):
     ) -> tuple[tuple[Tensor, ...], AttnResState]:
         """Attends over the sources and normalises the mix."""
         sources = state.blocks + state.open_block
+        self._require_order(len(sources), site)
         reader = self.readers[_key(site)]
         assert isinstance(reader, DepthReader)
         result = self._normalised_read(sources, reader, norm)
@@ -129,12 +136,14 @@ class AttnResRule(ResidualRule[AttnResState]):
                 ),
             )
             if changed is not None:
-                return (norm(weighted_sum(changed.weights, changed.values)),), state
-        return (result.mix,), state
+                return (
+                    norm(self._like_reader(weighted_sum(changed.weights, changed.values), reader)),
+                ), state
+        return (self._like_reader(result.mix, reader),), state
 
     def write(self, state: AttnResState, site: Site, output: Tensor, tap: Tap | None = None) -> AttnResState:
         """Adds to the open block and closes it when it has its number of sublayers."""
-        written = offer_write(tap, str(site), output.to(state.blocks[0].dtype))
+        written = offer_write(tap, str(site), checked_output(output, state.blocks[0], site))
         block = state.open_block[0] + written if state.open_block else written
         if (site.sublayer + 1) % self.config.sublayers_per_block == 0:
             return AttnResState((*state.blocks, _read_often(block, tap)))
@@ -172,6 +181,14 @@ class AttnResRule(ResidualRule[AttnResState]):
             member[1 + sublayer // self.config.sublayers_per_block, 1 + sublayer] = 1.0
         return member
 
+    def _require_order(self, num_sources: int, site: Site) -> None:
+        if num_sources != self.num_sources(site):
+            raise ShapeError(
+                got=f"{num_sources} sources at {site}",
+                expected=f"{self.num_sources(site)}, what the sublayers before it have written",
+                do="let every site read and write once, in the order of sites()",
+            )
+
     def _normalised_read(self, sources: tuple[Tensor, ...], reader: DepthReader, norm: Norm) -> DepthRead:
         folded = foldable(norm)
         if folded is not None:
@@ -186,7 +203,11 @@ class AttnResRule(ResidualRule[AttnResState]):
 
     def _read_then_norm(self, norm: Norm, reader: DepthReader, *sources: Tensor) -> DepthRead:
         result = self._depth_attention(sources, reader, None, None)
-        return result._replace(mix=norm(result.mix))
+        return result._replace(mix=norm(self._like_reader(result.mix, reader)))
+
+    def _like_reader(self, mix: Tensor, reader: DepthReader) -> Tensor:
+        """Gives sublayers their own dtype where sources are kept in another."""
+        return mix if self.config.source_dtype is None else mix.to(reader.pseudo_query.dtype)
 
     def _depth_attention(
         self, sources: tuple[Tensor, ...], reader: DepthReader, gain: Tensor | None, eps: float | None

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from attention_residuals.errors import ShapeError
 from attention_residuals.layers.tap import OUTPUT, Site, Tap
 
 __all__ = ["Norm", "ResidualConfig", "ResidualRule"]
@@ -79,6 +80,21 @@ class ResidualConfig(ABC):
         Raises:
             ConfigError: The options do not fit the shape.
         """
+
+
+def checked_output(output: Tensor, source: Tensor, site: Site) -> Tensor:
+    """Returns a sublayer's output in the dtype of the sources.
+
+    Raises:
+        ShapeError: It has another shape, which adding would broadcast.
+    """
+    if output.shape != source.shape:
+        raise ShapeError(
+            got=f"an output of shape {list(output.shape)} from {site}",
+            expected=f"{list(source.shape)}, as the embedding",
+            do="return one vector of the model's width for each token",
+        )
+    return output.to(source.dtype)
 
 
 def to_source_dtype(name: str | None, embedding: Tensor) -> Tensor:

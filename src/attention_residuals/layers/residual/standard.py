@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attention_residuals.layers.residual.interface import Norm, ResidualConfig, ResidualRule
+from attention_residuals.layers.residual.interface import Norm, ResidualConfig, ResidualRule, checked_output
 from attention_residuals.layers.tap import (
     EMBEDDING,
     Read,
@@ -84,7 +84,7 @@ class StandardRule(ResidualRule[StandardState]):
         self, state: StandardState, site: Site, output: Tensor, tap: Tap | None = None
     ) -> StandardState:
         """Adds to the stream."""
-        written = offer_write(tap, str(site), output.to(state.stream.dtype))
+        written = offer_write(tap, str(site), checked_output(output, state.stream, site))
         return StandardState(state.stream + written)
 
     def num_sources(self, site: Site) -> int:
