@@ -121,7 +121,7 @@ class _EagerDepthAttention(torch.autograd.Function):
             grad_logit_SN = torch.zeros_like(logit_SN)
             if grad_mix is not None:
                 grad_ND = grad_mix.reshape(-1, shape[-1]).to(dtype)
-                if output_gain is not None:
+                if output_norm_N is not None:
                     mix_ND = _mix(weight_SN, value_NDs, dtype)
                     grad_ND, grad_output_gain = _norm_backward(grad_ND, mix_ND, output_gain, output_norm_N)
                 grad_weight_SN = torch.stack(
