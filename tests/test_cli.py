@@ -13,6 +13,7 @@ from attention_residuals import cli
 from attention_residuals.cli import main, source_of
 from attention_residuals.data import HuggingFaceDataset
 from attention_residuals.trace import Trace
+from attention_residuals.version import __version__
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +65,7 @@ def test_other_options_in_a_finished_folder_are_refused(trained, texts, capsys):
 
 
 def test_a_run_can_be_repeated_from_its_config(trained, texts, tmp_path, capsys):
-    again = ["train", str(tmp_path / "again"), "--config", str(trained / "run" / "config.json")]
+    again = ["train", str(tmp_path / "again"), "--config", str(trained)]
     assert main([*again, "--source", str(texts), "--vocab-size", "280"]) == 0
     rows = [
         [
@@ -147,13 +148,104 @@ def test_a_trace_is_written_with_its_pictures(trained, tmp_path, capsys):
         == 0
     )
     out = capsys.readouterr().out
-    assert out.startswith("token -1: ")
-    assert "token 0 of" not in out
+    assert out.startswith("token ")
     trace = Trace.load(tmp_path / "out")
     assert trace.token_texts[0][0] == "<|endoftext|>"
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
         "trace.json", "trace.safetensors", "routing.png", "tokens.png",
     }  # fmt: skip
+
+
+def test_an_existing_folder_for_a_trace_is_refused_before_the_work(trained, tmp_path, capsys):
+    assert main(["trace", str(trained), "ducks", "--out", str(tmp_path)]) == 2
+    captured = capsys.readouterr()
+    assert "which exists" in captured.err
+    assert not captured.out
+
+
+def test_the_mark_before_the_text_is_token_0_and_not_in_the_mean(trained, capsys):
+    assert main(["trace", str(trained), "ducks swam", "--token", "0"]) == 0
+    assert "token 0 is '<|endoftext|>'" in capsys.readouterr().out
+    assert main(["trace", str(trained), "a"]) == 0
+    assert "mean of 1 tokens" in capsys.readouterr().out
+    assert main(["trace", str(trained), ""]) == 2
+
+
+def test_a_run_resumes_without_its_text(texts, tmp_path, capsys):
+    moved = tmp_path / "texts"
+    moved.mkdir()
+    for path in texts.iterdir():
+        (moved / path.name).write_bytes(path.read_bytes())
+    command = ["train", str(tmp_path / "run"), *options(moved)]
+    assert main(command) == 0
+    for path in moved.iterdir():
+        path.unlink()
+    moved.rmdir()
+    assert main(command) == 0
+    assert "is finished" in capsys.readouterr().err
+    assert main(["train", str(tmp_path / "run"), *options(texts)]) == 2
+    assert "with which it began" in capsys.readouterr().err
+
+
+def test_a_run_inside_of_its_own_text_is_refused(texts, capsys):
+    assert main(["train", str(texts / "run"), *options(texts)]) == 2
+    assert "inside of its own text" in capsys.readouterr().err
+    assert not (texts / "run").exists()
+
+
+def test_a_lone_file_is_cut_at_empty_lines_or_where_told(tmp_path, capsys):
+    (tmp_path / "one.txt").write_text("\n\n".join(f"Once {number} ducks swam away." for number in range(99)))
+    small = [
+        "--depth",
+        "2",
+        "--vocab-size",
+        "280",
+        "--sequence-length",
+        "16",
+        "--batch-size",
+        "2",
+        "--num-steps",
+        "2",
+    ]
+    source = ["--source", str(tmp_path / "one.txt"), "--valid-fraction", "0.2"]
+    assert main(["train", str(tmp_path / "a"), *source, *small]) == 0
+    assert main(["train", str(tmp_path / "b"), *source, *small, "--separator", "ducks"]) == 0
+    counts = [
+        sum(
+            split["documents"]
+            for split in json.loads((tmp_path / name / "corpus" / "manifest.json").read_text())[
+                "splits"
+            ].values()
+        )
+        for name in ("a", "b")
+    ]
+    assert counts == [99, 100]
+
+
+def test_the_version_is_printed(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"attnres {__version__}\n"
+
+
+def test_the_backends_are_listed_with_what_is_missing(capsys):
+    assert main(["backends"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[::2]] == ["cpu", "fla", "eager", "reference"]
+
+
+def test_a_device_that_is_not_there_is_refused(trained, monkeypatch, capsys):
+    monkeypatch.setattr(cli.torch.cuda, "is_available", lambda: False)
+    assert main(["eval", str(trained), "--device", "cuda"]) == 2
+    assert "a device that is here" in capsys.readouterr().err
+    assert main(["eval", str(trained), "--device", "cpu"]) == 0
+
+
+@pytest.mark.parametrize("what", ["a folder", "not UTF-8"])
+def test_a_text_that_is_none_is_told(trained, tmp_path, capsys, what):
+    (tmp_path / "file").write_bytes(b"\xff\xfe\x00")
+    path = tmp_path if what == "a folder" else tmp_path / "file"
+    assert main(["eval", str(trained), "--text", str(path)]) == 1
+    assert "expected: a UTF-8 text file" in capsys.readouterr().err
 
 
 def test_the_text_of_a_file_can_be_evaluated(trained, tmp_path, capsys):
@@ -192,7 +284,7 @@ def test_a_missing_text_is_told(trained, tmp_path, capsys):
 
 def test_a_token_that_the_text_does_not_have_is_refused(trained, capsys):
     assert main(["trace", str(trained), "a", "--token", "5"]) == 2
-    assert "token 5 of a text of 1 tokens" in capsys.readouterr().err
+    assert "token 5 of 2 tokens" in capsys.readouterr().err
 
 
 def test_an_unknown_option_is_a_usage_error_with_the_nearest_name(capsys):
@@ -250,7 +342,7 @@ def test_a_second_ctrl_c_ends_the_command_at_once(monkeypatch, capsys):
 
     monkeypatch.setattr(cli, "run_demo", interrupt)
     assert main(["demo"]) == 130
-    assert capsys.readouterr().err == "attnres: interrupted\n"
+    assert capsys.readouterr().err.startswith("attnres: interrupted")
 
 
 def test_a_warning_is_one_line(texts, tmp_path):

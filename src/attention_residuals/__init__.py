@@ -5,7 +5,7 @@ from attention_residuals.layers import EMBEDDING, OUTPUT, Chain, Pass, Read, RMS
 from attention_residuals.layers.residual import AttnRes, ResidualConfig, ResidualRule, StandardResidual
 from attention_residuals.models import Decoder, DecoderConfig, load_model, presets, save_model
 from attention_residuals.ops import DepthRead, depth_attention
-from attention_residuals.trace import Recorder, Trace, record
+from attention_residuals.trace import Recorder, Trace, record, routing_table
 from attention_residuals.version import __version__
 
 __all__ = [
@@ -33,5 +33,6 @@ __all__ = [
     "load_model",
     "presets",
     "record",
+    "routing_table",
     "save_model",
 ]

@@ -62,7 +62,8 @@ def test_the_verdict_quotes_the_numbers_that_were_measured(finished):
     folder, (standard, routed) = finished
     sentences = verdict(standard, routed)
     assert len(sentences) == 6
-    assert all(sentence.startswith(("Seen", "Not seen", "Hardly seen")) for sentence in sentences)
+    assert not any("{" in sentence for sentence in sentences)
+    assert all(sentence.startswith(("Seen", "Not seen", "Hardly seen", "No clear")) for sentence in sentences)
     assert f"{standard.bits_per_byte:.3f}" in sentences[0]
     assert f"{routed.bits_per_byte:.3f}" in sentences[0]
     numbers = json.loads((folder / "findings.json").read_text())
@@ -71,16 +72,21 @@ def test_the_verdict_quotes_the_numbers_that_were_measured(finished):
 
 def test_the_verdict_turns_with_the_numbers(finished):
     _, (standard, routed) = finished
-    worse = replace(routed, curve=((1.0, 99.0),), magnitudes=standard.magnitudes[::-1], gradients=(1.0, 9e9))
-    sentences = verdict(replace(standard, magnitudes=standard.magnitudes[::-1]), worse)
-    assert sentences[0].startswith("Not seen")
-    assert sentences[1].startswith("Not seen, or only in part")
-    assert sentences[2].startswith("Not seen")
-    better = replace(routed, curve=((1.0, 0.1),), gradients=(1.0, 1.0))
-    rising = replace(standard, magnitudes=(1.0, 2.0, 3.0))
-    sentences = verdict(rising, replace(better, magnitudes=(1.0, 2.0, 1.5)))
-    assert all(sentence.startswith("Seen") for sentence in sentences[:3])
-    assert "changes 3.0-fold" in sentences[1]
+    flat, rising = (1.0,) * 8, tuple(float(layer) for layer in range(1, 9))
+
+    def openings(magnitudes=(flat, flat), gradients=(flat, flat), bits=(1.0, 1.0)):
+        changed = [
+            replace(found, magnitudes=m, gradients=g, bits_per_byte=b)
+            for found, m, g, b in zip((standard, routed), magnitudes, gradients, bits, strict=True)
+        ]
+        return [sentence.split(":")[0] for sentence in verdict(*changed)[:3]]
+
+    assert openings() == ["No clear difference", "Seen in part", "No clear difference"]
+    assert openings((rising, flat), (rising, flat), (1.0, 0.9)) == ["Seen"] * 3
+    opposite = openings((flat, rising), (flat, rising), (0.9, 1.0))
+    assert opposite == ["Not seen, but the opposite", "Not seen", "Not seen, but the opposite"]
+    # A sawtooth that starts anew with each block of two layers is bounded, whatever its teeth.
+    assert openings(magnitudes=(rising, (0.5, 1.0) * 4))[1] == "Seen"
 
 
 def test_profiles_have_a_value_for_each_layer(finished):

@@ -1,10 +1,11 @@
 """Trains both models, measures them, and writes the report."""
 
 import json
-from dataclasses import dataclass, field, replace
+import sys
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from pathlib import Path
 
-from attention_residuals.data import Corpus, StandardLibrary, TextSource, prepare
+from attention_residuals.data import Corpus, StandardLibrary, TextFiles, TextSource, prepare
 from attention_residuals.demo.findings import Findings, measure
 from attention_residuals.demo.report import write_demo_report
 from attention_residuals.durable import write_bytes
@@ -13,7 +14,7 @@ from attention_residuals.layers.residual import AttnRes, ResidualConfig, Standar
 from attention_residuals.models import presets
 from attention_residuals.train import AdamW, Cosine, Saving, TrainConfig, train
 
-__all__ = ["MODELS", "Demo", "run_demo"]
+__all__ = ["MODELS", "Demo", "prepared", "run_demo"]
 
 MODELS: dict[str, ResidualConfig] = {
     "standard": StandardResidual(),
@@ -71,13 +72,44 @@ class Demo:
         )
 
 
-def run_demo(demo: Demo, folder: Path | str, *, progress: bool = True) -> tuple[Findings, ...] | None:
+def prepared(
+    source: TextSource, folder: Path, *, vocab_size: int, started: bool, valid_fraction: float = 0.05
+) -> Corpus:
+    """Prepares a corpus, or opens that of a run that has started, whose text may be gone or changed by now.
+
+    Raises:
+        ConfigError: The run has started with another source or other options, or would write into its text.
+    """
+    options = {"vocab_size": vocab_size, "valid_fraction": valid_fraction}
+    here = {"source": asdict(source) if is_dataclass(source) else {}, "options": options}
+    if started and (folder / "manifest.json").exists():
+        corpus = Corpus.load(folder)
+        there = {"source": corpus.manifest["source"]["config"], "options": corpus.manifest["options"]}
+        if there != here:
+            raise ConfigError(
+                got=f"{here} for {folder}", expected=f"{there}, with which it began", do="name another folder"
+            )
+        return corpus
+    if isinstance(source, TextFiles) and Path(source.path).resolve() in folder.resolve().parents:
+        raise ConfigError(
+            got=f"a run in {folder}, inside of its own text {source.path}",
+            expected="a folder elsewhere, so that no run becomes text of the next",
+            do="name a folder outside, or one whose name begins with a dot: those are not read",
+        )
+    print(f"preparing the text in {folder}", file=sys.stderr)
+    return prepare(source, folder, **options)  # type: ignore[arg-type]
+
+
+def run_demo(
+    demo: Demo, folder: Path | str, *, progress: bool = True, device: str = "cpu"
+) -> tuple[Findings, ...] | None:
     """Trains both models, or goes on where an earlier call stopped, and writes the report.
 
     Args:
         demo: What to train.
         folder: Receives corpus, standard and block (the runs), findings.json, the pictures and report.html.
         progress: Show progress on stderr.
+        device: Where to train.
 
     Returns:
         What was found for each model; None if a signal stopped the training, which the same call goes on
@@ -93,13 +125,16 @@ def run_demo(demo: Demo, folder: Path | str, *, progress: bool = True) -> tuple[
             expected="a folder without a report",
             do="open it, name another folder, or delete the file to have it written again",
         )
-    corpus = prepare(demo.source, folder / "corpus", vocab_size=demo.vocab_size)
+    started = (folder / "standard" / "config.json").exists()
+    corpus = prepared(demo.source, folder / "corpus", vocab_size=demo.vocab_size, started=started)
     saving = Saving(
         every=100, keep=1, evaluate_every=max(1, demo.num_steps // 10), evaluate_batches=8, log_every=10
     )
     for name, residual in MODELS.items():
         config = demo.train_config(residual, corpus)
-        if train(config, corpus, folder / name, saving=saving, progress=progress).interrupted:
+        if progress:
+            print(f"{NAMES[name]} model:", file=sys.stderr)
+        if train(config, corpus, folder / name, saving=saving, progress=progress, device=device).interrupted:
             return None
     findings = tuple(measure(NAMES[name], folder / name, corpus) for name in MODELS)
     numbers = [found.numbers() for found in findings]

@@ -9,7 +9,7 @@ import torch
 from attention_residuals.data import Corpus, sequential
 from attention_residuals.stats import average_routing, embedding_share, normalised_entropy, output_magnitude
 from attention_residuals.trace import GradientRecorder, Trace, record
-from attention_residuals.train import load_checkpoint_model, load_run
+from attention_residuals.train import evaluate, load_checkpoint_model, load_run
 from attention_residuals.train.evaluation import document_mask, total_nats
 
 __all__ = ["PROMPT", "Findings", "measure", "verdict"]
@@ -23,7 +23,9 @@ class Findings:
 
     Args:
         name: For people.
-        curve: (tokens seen, bits per byte of held-out files) through training.
+        curve: (tokens seen, bits per byte of the first held-out files) through training.
+        bits_per_byte: At the end, on all held-out files.
+        num_held_out: Tokens in those.
         seconds: Of training.
         num_parameters: All of them.
         magnitudes: By layer, root mean square of the state after it.
@@ -34,6 +36,8 @@ class Findings:
 
     name: str
     curve: tuple[tuple[float, float], ...]
+    bits_per_byte: float
+    num_held_out: int
     seconds: float
     num_parameters: int
     magnitudes: tuple[float, ...]
@@ -41,14 +45,18 @@ class Findings:
     trace: Trace = field(repr=False)
     prompt: Trace = field(repr=False)
 
-    @property
-    def bits_per_byte(self) -> float:
-        """At the end of training, on held-out files."""
-        return self.curve[-1][1]
-
     def numbers(self) -> dict[str, Any]:
         """What JSON can hold of it."""
-        names = ("name", "bits_per_byte", "curve", "seconds", "num_parameters", "magnitudes", "gradients")
+        names = (
+            "name",
+            "bits_per_byte",
+            "curve",
+            "num_held_out",
+            "seconds",
+            "num_parameters",
+            "magnitudes",
+            "gradients",
+        )
         return {name: getattr(self, name) for name in names}
 
 
@@ -61,6 +69,13 @@ def measure(name: str, folder: Path, corpus: Corpus) -> Findings:
     length = run.config.sequence_length
     batch = next(iter(sequential(corpus.valid, sequence_length=length, batch_size=16)))
     trace = record(model, batch.tokens_BT, mask=document_mask(batch.documents_BT), tokenizer=corpus.tokenizer)
+    held_out = evaluate(
+        model,
+        corpus.valid,
+        bytes_per_token=corpus.tokenizer.bytes_per_token,
+        sequence_length=length,
+        batch_size=32,
+    )
     recorder = GradientRecorder()
 
     def tapped(*args: Any, **options: Any) -> torch.Tensor:
@@ -75,6 +90,8 @@ def measure(name: str, folder: Path, corpus: Corpus) -> Findings:
     return Findings(
         name=name,
         curve=tuple((float(row["tokens"]), row["bits_per_byte"]) for row in valid),
+        bits_per_byte=held_out.bits_per_byte,
+        num_held_out=held_out.num_tokens,
         seconds=[row for row in run.metrics if row["split"] == "train"][-1]["seconds"],
         num_parameters=sum(parameter.numel() for parameter in model.parameters()),
         magnitudes=output_magnitude(trace),
@@ -98,37 +115,45 @@ def verdict(standard: Findings, routed: Findings) -> tuple[str, ...]:
 
 def _loss(standard: Findings, routed: Findings) -> str:
     difference = routed.bits_per_byte - standard.bits_per_byte
-    seen = "Seen" if difference < 0 else "Not seen"
+    share = difference / standard.bits_per_byte
     return (
-        f"{seen}: a lower loss. After {standard.curve[-1][0]:,.0f} tokens the {routed.name} model needs "
-        f"{routed.bits_per_byte:.3f} bits per byte on held-out files, the standard model "
-        f"{standard.bits_per_byte:.3f}: a difference of {difference:+.3f} "
-        f"({100 * difference / standard.bits_per_byte:+.1f} %). This is one seed of each and a few minutes of "
-        "training, so it does not tell an effect from luck."
+        f"{_judged(-share, 0.005)}: a lower loss. After {standard.curve[-1][0]:,.0f} tokens the {routed.name} "
+        f"model needs {routed.bits_per_byte:.3f} bits per byte on all held-out files, the standard model "
+        f"{standard.bits_per_byte:.3f}: a difference of {difference:+.3f} ({share:+.1%}). This is one seed of "
+        "each and a short training, so it cannot tell an effect from luck."
     )
 
 
 def _magnitude(standard: Findings, routed: Findings) -> str:
-    growth = {found.name: found.magnitudes[-1] / found.magnitudes[0] for found in (standard, routed)}
-    spread = {found.name: max(found.magnitudes) / min(found.magnitudes) for found in (standard, routed)}
-    rises = all(low < high for low, high in zip(standard.magnitudes, standard.magnitudes[1:], strict=False))
-    seen = "Seen" if rises and growth[routed.name] < growth[standard.name] else "Not seen, or only in part"
+    """Compares layers that end a block, where the routed model's sums have the same number of terms."""
+    size = int(routed.trace.rule["sublayers_per_block"])
+    ends = [layer for layer in range(len(routed.magnitudes)) if 2 * (layer + 1) % size == 0]
+    first, last = ends[0], ends[-1]
+    growth = {found.name: found.magnitudes[last] / found.magnitudes[first] for found in (standard, routed)}
+    grows, bounded = growth[standard.name] >= 1.5, growth[routed.name] <= 1.25
+    seen = "Seen" if grows and bounded else "Seen in part" if grows or bounded else "Not seen"
     return (
-        f"{seen}: the standard model's state grows at every layer and the routed one's stays bounded. From the "
-        f"first layer to the last the state's root mean square changes {growth[standard.name]:.1f}-fold in the "
-        f"standard model and {growth[routed.name]:.1f}-fold under {routed.name}; largest over smallest layer "
-        f"is {spread[standard.name]:.1f} and {spread[routed.name]:.1f}. Under {routed.name} the state is the "
-        "sum so far of one block and starts anew with each block."
+        f"{seen}: a state that grows through the standard model and stays bounded in the routed one. From layer "
+        f"{first} to layer {last}, the ends of the first and the last block, its root mean square changes "
+        f"{growth[standard.name]:.2f}-fold in the standard model (1.5-fold or more counts as growth) and "
+        f"{growth[routed.name]:.2f}-fold under {routed.name} (1.25-fold or less counts as bounded)."
     )
 
 
 def _gradient(standard: Findings, routed: Findings) -> str:
     spread = {found.name: max(found.gradients) / min(found.gradients) for found in (standard, routed)}
-    seen = "Seen" if spread[routed.name] < spread[standard.name] else "Not seen"
+    less = 1 - spread[routed.name] / spread[standard.name]
     return (
-        f"{seen}: gradients that are more even over depth. The gradient at a layer's MLP output differs "
-        f"{spread[standard.name]:.1f}-fold between the strongest and the weakest layer of the standard model, "
-        f"{spread[routed.name]:.1f}-fold under {routed.name}."
+        f"{_judged(less, 0.2)}: gradients that are more even over depth. The gradient at a layer's MLP output "
+        f"differs {spread[standard.name]:.1f}-fold between the strongest and the weakest layer of the standard "
+        f"model, {spread[routed.name]:.1f}-fold under {routed.name}."
+    )
+
+
+def _judged(gain: float, least: float) -> str:
+    """Says whether a share that was gained counts: seen, its opposite, or neither."""
+    return (
+        "Seen" if gain >= least else "Not seen, but the opposite" if gain <= -least else "No clear difference"
     )
 
 
@@ -149,10 +174,11 @@ def _locality(trace: Trace) -> str:
     means = {site.site: site.weights.mean((1, 2)) for site in sites}
     newest_first = sum(int(weights.argmax()) == len(weights) - 1 for weights in means.values())
     excess = sum(float(weights[-1]) - 1 / len(weights) for weights in means.values()) / len(sites)
+    side = "above" if excess >= 0 else "below"
     seen = "Seen" if newest_first > len(sites) / 2 else "Not seen"
     return (
         f"{seen}: locality, the strongest weight on the newest source. It is so at {newest_first} of "
-        f"{len(sites)} sites; the newest source has {excess:+.2f} weight beyond an equal share on average."
+        f"{len(sites)} sites; on average the newest source's weight is {abs(excess):.2f} {side} an equal share."
     )
 
 
@@ -162,7 +188,8 @@ def _embedding(trace: Trace) -> str:
         names = average_routing(trace, kind).sites
         names = names[1:] if kind == "attention" else names
         shares[kind] = sum(embedding_share(trace, name).mean().item() for name in names) / len(names)
-    seen = "Seen" if shares["attention"] > shares["mlp"] > 0.02 else "Not seen, or only in part"
+    used, more = min(shares.values()) > 0.02, shares["attention"] > shares["mlp"]
+    seen = "Seen" if used and more else "Seen in part" if used or more else "Not seen"
     return (
         f"{seen}: an embedding that stays in use, more before attention than before MLPs. It has "
         f"{shares['attention']:.2f} of the weight at attention sites (the first left out, which has no choice) "

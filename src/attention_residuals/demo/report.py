@@ -42,7 +42,8 @@ def write_demo_report(
             "Training": f"{standard.curve[-1][0]:,.0f} tokens for each model; "
             + ", ".join(f"{found.name} {found.seconds:.0f} s" for found in findings),
             "Parameters": ", ".join(f"{found.name} {found.num_parameters:,}" for found in findings),
-            "Measured on": f"{routed.trace.tokens.numel():,} tokens of held-out files",
+            "Measured on": f"loss: {routed.num_held_out:,} tokens of held-out files; magnitudes, gradients and "
+            f"routing: the first {routed.trace.tokens.numel():,} of them",
             "Software": f"attention-residuals {routed.trace.about['attention_residuals']}, "
             f"torch {routed.trace.about['torch']}, Python {routed.trace.about['python']}",
         },
@@ -63,7 +64,7 @@ def _figures(standard: Findings, routed: Findings) -> dict[str, Figure]:
         "loss": loss_curves(
             {found.name: found.curve for found in both},
             x_label="tokens seen",
-            y_label="bits per byte, held-out files",
+            y_label="bits per byte, first held-out files",
             title="Loss through training",
             footer="1 seed each, same data order",
         ),
@@ -102,24 +103,20 @@ def _sections(standard: Findings, routed: Findings, figures: dict[str, Figure]) 
     def shown(name: str, caption: str, alt: str) -> ReportFigure:
         return ReportFigure(png=png_bytes(figures[name]), caption=caption, alt=alt)
 
-    final = f"{standard.bits_per_byte:.3f} (standard) and {routed.bits_per_byte:.3f} ({routed.name})"
+    final = f"{standard.curve[-1][1]:.3f} (standard) and {routed.curve[-1][1]:.3f} ({routed.name})"
     return (
         Section(heading="What was seen, and what was not", paragraphs=verdict(standard, routed)),
         Section(
             heading="Loss",
             paragraphs=(
                 "Bits per byte of files that were not trained on: what it takes to store them with the model "
-                "as the compressor. 8 would be no compression.",
+                "as the compressor. 8 would be no compression. The table is over all of those files, the curve "
+                "over the first of them.",
             ),
             table=(
-                ("model", "bits per byte", "parameters", "training, seconds"),
+                ("model", "bits per byte", "parameters"),
                 *(
-                    (
-                        found.name,
-                        f"{found.bits_per_byte:.3f}",
-                        f"{found.num_parameters:,}",
-                        f"{found.seconds:.0f}",
-                    )
+                    (found.name, f"{found.bits_per_byte:.3f}", f"{found.num_parameters:,}")
                     for found in (standard, routed)
                 ),
             ),
@@ -160,8 +157,8 @@ def _sections(standard: Findings, routed: Findings, figures: dict[str, Figure]) 
             paragraphs=(
                 "Each row is one site, the place before an attention or an MLP where the model chooses what to "
                 "read; each column is a source: the embedding, or block 1, 2, ... (B1, B2, ...), the sum of 4 "
-                "sublayers' outputs. A number is the average weight over tokens; a row sums to 1. Empty cells "
-                "are sources that do not exist yet at that site. The paper's Fig. 8 shows the same for its "
+                "sublayers' outputs. A number is the average weight over tokens; a row sums to 1. Hatched "
+                "cells are sources that do not exist yet at that site. The paper's Fig. 8 shows the same for its "
                 "436M model.",
             ),
             figures=(
@@ -175,7 +172,7 @@ def _sections(standard: Findings, routed: Findings, figures: dict[str, Figure]) 
         Section(
             heading="One prompt, token by token",
             paragraphs=(
-                "The prompt is: " + " / ".join(PROMPT.strip().splitlines()),
+                "The prompt is: " + " ⏎ ".join(PROMPT.strip().splitlines()),
                 "The query of a site is the same for every token, so tokens differ in what they read only "
                 "because their sources differ.",
             ),

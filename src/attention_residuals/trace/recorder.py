@@ -4,11 +4,12 @@ import platform
 
 import torch
 from jaxtyping import Bool, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from attention_residuals.configs import encode
 from attention_residuals.data.tokenizer import Tokenizer
 from attention_residuals.errors import TapError
+from attention_residuals.layers.residual import ResidualRule
 from attention_residuals.layers.tap import Pass, Read, Write
 from attention_residuals.models import Decoder
 from attention_residuals.trace.trace import SiteTrace, Trace
@@ -65,19 +66,25 @@ class Recorder:
         """Lets it pass."""
         return write
 
-    def trace(self, model: Decoder, *, tokenizer: Tokenizer | None = None) -> Trace:
+    def trace(self, model: nn.Module, *, tokenizer: Tokenizer | None = None) -> Trace:
         """Returns what was recorded.
 
         Args:
-            model: The model that ran.
+            model: The model that ran, with its residual rule as ``model.residual``.
             tokenizer: Turns the tokens into texts.
 
         Raises:
             TapError: Nothing was recorded.
         """
         if self._run is None or not self._sites:
-            raise TapError(got="no forward pass", expected="one", do="run model(tokens, tap=recorder) first")
-        tokens = _kept(self._run.tokens)
+            raise TapError(
+                got="no forward pass",
+                expected="one that began with tap.begin and has read something",
+                do="run model(tokens, tap=recorder); a model of your own calls tap.begin(Pass(...)) first",
+            )
+        rule = model.residual
+        assert isinstance(rule, ResidualRule)
+        tokens, parameter = _kept(self._run.tokens), next(model.parameters())
         mask = self._run.mask
         texts = () if tokenizer is None else tuple(tuple(tokenizer.tokens(row)) for row in tokens.tolist())
         return Trace(
@@ -86,14 +93,14 @@ class Recorder:
             positions=_kept(self._run.positions),
             mask=_kept(mask) if mask is not None and mask.ndim == 2 else None,
             token_texts=texts,
-            width=model.config.width,
-            rule=encode(model.config.residual),
+            width=rule.width,
+            rule=encode(getattr(rule, "config", {"type": type(rule).__name__})),
             about={
                 "attention_residuals": __version__,
                 "torch": str(torch.__version__),
                 "python": platform.python_version(),
-                "dtype": str(model.embedding.weight.dtype),
-                "device": str(model.embedding.weight.device),
+                "dtype": str(parameter.dtype),
+                "device": str(parameter.device),
             },
         )
 

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from attention_residuals.errors import ConfigError, ShapeError, is_count
+from attention_residuals.errors import ConfigError, ShapeError, is_count, nearest
 from attention_residuals.layers.norm import foldable
 from attention_residuals.layers.residual.interface import (
     Norm,
@@ -114,6 +114,11 @@ class AttnResRule(ResidualRule[AttnResState]):
         self, state: AttnResState, site: Site, norm: Norm, tap: Tap | None = None
     ) -> tuple[tuple[Tensor, ...], AttnResState]:
         """Attends over the sources and normalises the mix."""
+        if _key(site) not in self.readers:
+            known = [str(own) for own in self.sites()]
+            raise ConfigError(
+                got=f"site {site}", expected="a site of this model", do=nearest(str(site), known)
+            )
         sources = state.blocks + state.open_block
         self._require_order(len(sources), site)
         reader = self.readers[_key(site)]

@@ -86,11 +86,16 @@ def checked_output(output: Tensor, source: Tensor, site: Site) -> Tensor:
     """Returns a sublayer's output in the dtype of the sources.
 
     Raises:
-        ShapeError: It has another shape, which adding would broadcast.
+        ShapeError: It is no tensor, or has another shape, which adding would broadcast.
     """
-    if output.shape != source.shape:
+    if not isinstance(output, Tensor) or output.shape != source.shape:
+        what = (
+            f"an output of shape {list(output.shape)}"
+            if isinstance(output, Tensor)
+            else type(output).__name__
+        )
         raise ShapeError(
-            got=f"an output of shape {list(output.shape)} from {site}",
+            got=f"{what} from {site}",
             expected=f"{list(source.shape)}, as the embedding",
             do="return one vector of the model's width for each token",
         )

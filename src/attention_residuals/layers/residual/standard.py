@@ -33,7 +33,7 @@ class StandardResidual(ResidualConfig):
 
     def build(self, *, num_layers: int, width: int) -> "StandardRule":
         """Makes the rule, which has no parameters."""
-        return StandardRule(num_layers, width)
+        return StandardRule(self, num_layers, width)
 
 
 class StandardState(NamedTuple):
@@ -50,6 +50,10 @@ class StandardRule(ResidualRule[StandardState]):
     Source:
         He et al., arXiv:1512.03385; pre-norm form: Xiong et al., arXiv:2002.04745.
     """
+
+    def __init__(self, config: StandardResidual, num_layers: int, width: int) -> None:
+        super().__init__(num_layers, width)
+        self.config = config
 
     def open(self, embedding: Tensor, tap: Tap | None = None) -> StandardState:
         """Starts the stream."""
