@@ -1,15 +1,61 @@
 """Files that outlast a kill or a power cut: written beside their place, made safe, then renamed."""
 
+import errno
 import os
+import re
+import secrets
 import shutil
 from pathlib import Path
 
 from attention_residuals.errors import CheckpointError
 
-__all__ = ["PARTIAL", "remove_partials", "sync", "write_bytes", "write_new"]
+__all__ = ["PARTIAL", "advice", "remove_partials", "sync", "unwritable", "write_bytes", "write_new"]
 
 PARTIAL = ".partial-"
 """How the names of half-written files and folders begin."""
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
+_TAKEN = {errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY}
+
+
+def advice(error: Exception) -> tuple[str, str]:
+    """Says what a write that failed would have needed, and what to do about it.
+
+    Args:
+        error: What the write raised: an OSError, or one whose text ends in "(os error 28)".
+
+    Returns:
+        What was expected, and what to do.
+
+    Example:
+        >>> advice(OSError(errno.ENOSPC, "No space left on device"))
+        ('a disk with room', 'free some space, or name a folder on another disk')
+    """
+    # What is written in Rust (safetensors) tells the number in its text.
+    told = re.search(r"\(os error (\d+)\)", str(error))
+    number = error.errno if isinstance(error, OSError) else int(told[1]) if told else None
+    if number in _FULL:
+        return "a disk with room", "free some space, or name a folder on another disk"
+    if number in _FORBIDDEN:
+        return "a place that may be written to", "change its permissions, or name another folder"
+    if number in _TAKEN:
+        return (
+            "a folder where a folder is needed, and a file where a file is",
+            "move away what has that name, or name another folder",
+        )
+    if number == errno.ENOENT:
+        return (
+            "a folder that stays there while it is written to",
+            "see who removed it, or name another folder",
+        )
+    return "a disk that takes the write", "see the cause above, or name another folder"
+
+
+def unwritable(path: Path, error: Exception) -> CheckpointError:
+    """Makes the error of a write that failed, with the advice that its cause calls for."""
+    expected, do = advice(error)
+    return CheckpointError(got=f"{error} while writing {path}", expected=expected, do=do)
 
 
 def sync(path: Path) -> None:
@@ -29,7 +75,8 @@ def write_bytes(path: Path, content: bytes) -> None:
     Raises:
         OSError: It cannot be written; nothing half-written is left.
     """
-    partial = path.with_name(PARTIAL + path.name)
+    # A name of its own, so that two processes that write the same file do not write into one another.
+    partial = path.with_name(f"{PARTIAL}{secrets.token_hex(4)}-{path.name}")
     try:
         partial.write_bytes(content)
         sync(partial)
@@ -51,11 +98,7 @@ def write_new(path: Path, content: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_bytes(path, content)
     except OSError as error:
-        raise CheckpointError(
-            got=f"{error} while writing {path}",
-            expected="a writable disk with room",
-            do="free some space or name another folder",
-        ) from error
+        raise unwritable(path, error) from error
 
 
 def remove_partials(folder: Path) -> None:
