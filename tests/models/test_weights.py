@@ -1,6 +1,7 @@
 import hashlib
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch
 from attention_residuals.errors import CheckpointError
 from attention_residuals.layers.residual import AttnRes, StandardResidual
 from attention_residuals.models import Decoder, load_model, presets, save_model
+from attention_residuals.models.weights import load_tensors
 
 CONFIG = presets.scaled(2, vocab_size=30)
 
@@ -77,7 +79,19 @@ def test_a_newer_format_is_refused(saved):
         load_model(saved)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1]", '{"no": "format"}'])
+DAMAGED = [
+    "",
+    "{",
+    "[1]",
+    '{"no": "format"}',
+    '{"format": -5}',
+    '{"format": 0}',
+    '{"format": true}',
+    "[" * 99_999,
+]
+
+
+@pytest.mark.parametrize("text", DAMAGED, ids=lambda text: text[:20])
 def test_a_damaged_description_is_refused(saved, text):
     (saved / "config.json").write_text(text)
     with pytest.raises(CheckpointError):
@@ -118,6 +132,30 @@ def test_a_description_of_something_else_is_refused(saved):
     change(saved / "config.json", lambda data: data.update(model={"type": "StandardResidual"}))
     with pytest.raises(CheckpointError, match="without a decoder's config"):
         load_model(saved)
+
+
+@pytest.mark.parametrize("kind", ["a folder", "below a file", "forbidden"])
+def test_a_description_that_cannot_be_read_is_named(saved, monkeypatch, kind):
+    path = saved / "config.json"
+    if kind == "a folder":
+        path.unlink()
+        path.mkdir()
+    elif kind == "below a file":
+        saved = path
+    else:
+        monkeypatch.setattr(Path, "read_text", forbidden)
+    with pytest.raises(CheckpointError, match=r"config\.json.*: \[Errno"):
+        load_model(saved)
+
+
+def test_weights_that_cannot_be_read_are_named(saved, monkeypatch):
+    monkeypatch.setattr(Path, "open", forbidden)
+    with pytest.raises(CheckpointError, match=r"Permission denied"):
+        load_tensors(saved / "model.safetensors", sha256_expected="0")
+
+
+def forbidden(*_, **__):
+    raise PermissionError(13, "Permission denied")
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):

@@ -10,14 +10,27 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from attention_residuals.configs import decode, encode
+from attention_residuals.durable import unwritable
 from attention_residuals.errors import CheckpointError, ConfigError
 from attention_residuals.models.config import MODEL_CONFIGS, DecoderConfig
 from attention_residuals.models.decoder import Decoder
 
-__all__ = ["load_model", "load_tensors", "read_json", "save_model", "sha256"]
+__all__ = [
+    "NewerFormatError",
+    "load_model",
+    "load_state",
+    "load_tensors",
+    "read_json",
+    "save_model",
+    "sha256",
+]
 
 FORMAT = 1
 """Of config.json; raised when an older version of this package could not read it."""
+
+
+class NewerFormatError(CheckpointError):
+    """A good file that only a newer version of this package can read."""
 
 
 def save_model(model: Decoder, folder: Path | str) -> None:
@@ -49,9 +62,7 @@ def save_model(model: Decoder, folder: Path | str) -> None:
         description = {"format": FORMAT, "model": encode(model.config), "sha256": sha256(weights)}
         (folder / "config.json").write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(
-            got=f"{error} while writing {folder}", expected="a writable disk with room", do="free some space"
-        ) from error
+        raise unwritable(folder, error) from error
 
 
 def load_model(folder: Path | str) -> Decoder:
@@ -137,23 +148,26 @@ def read_json(path: Path, *, newest: int) -> dict[str, Any]:
         newest: The newest format that is understood.
 
     Raises:
-        CheckpointError: Missing, not JSON, without a format, or of a newer one.
+        NewerFormatError: It is of a newer format.
+        CheckpointError: Missing, not readable, not JSON, or without a format.
     """
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise CheckpointError(got=f"no file {path}", expected="a saved file", do="check the name") from error
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(
             got=f"{path}: {error}", expected="JSON", do="the file is truncated or changed: copy it again"
         ) from error
     version = data.get("format") if isinstance(data, dict) else None
-    if not isinstance(version, int):
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
         raise CheckpointError(
-            got=f"{path} without a format number", expected=f'"format": 1 to {newest}', do="check the name"
+            got=f"{path} with format {version!r}", expected=f'"format": 1 to {newest}', do="check the name"
         )
     if version > newest:
-        raise CheckpointError(
+        raise NewerFormatError(
             got=f"{path} of format {version}",
             expected=f"at most {newest}, the newest that this version reads",
             do="update attention-residuals",
@@ -162,6 +176,21 @@ def read_json(path: Path, *, newest: int) -> dict[str, Any]:
 
 
 def sha256(path: Path) -> str:
-    """Returns the SHA-256 of a file's bytes in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    """Returns the SHA-256 of a file's bytes in hexadecimal.
+
+    Raises:
+        CheckpointError: It cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> CheckpointError:
+    return CheckpointError(
+        got=f"{path}: {error}",
+        expected="a file that may be read",
+        do="check what lies there and its permissions",
+    )
