@@ -366,6 +366,27 @@ def test_truncated_tokens_are_refused(corpus, split, cut):
         prepare(Texts(), corpus.folder, **OPTIONS)
 
 
+@pytest.mark.parametrize("split", ["train", "valid"])
+def test_a_flipped_bit_in_the_tokens_is_refused(corpus, split):
+    corpus.verify()
+    path = corpus.folder / f"{split}.bin"
+    raw = bytearray(path.read_bytes())
+    raw[-2] ^= 1
+    path.write_bytes(raw)
+    with pytest.raises(DataError, match=f"{split}.bin has another checksum"):
+        Corpus.load(corpus.folder).verify()
+    with pytest.raises(DataError, match="delete it and prepare the corpus again"):
+        prepare(Texts(), corpus.folder, **OPTIONS)
+
+
+def test_tokens_that_the_tokenizer_does_not_have_are_refused(corpus):
+    raw = (Tokenizer([]).to_json()).encode()
+    (corpus.folder / "tokenizer.json").write_bytes(raw)
+    edit_manifest(corpus.folder, tokenizer_sha256=hashlib.sha256(raw).hexdigest())
+    with pytest.raises(DataError, match="the tokenizer only has ids below 257"):
+        Corpus.load(corpus.folder).verify()
+
+
 def test_a_tokenizer_of_another_corpus_is_refused(corpus):
     (corpus.folder / "tokenizer.json").write_text(Tokenizer([]).to_json())
     with pytest.raises(DataError, match="not the one that made the tokens"):

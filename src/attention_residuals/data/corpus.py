@@ -57,7 +57,7 @@ class Corpus:
 
     @classmethod
     def load(cls, folder: str | Path) -> "Corpus":
-        """Opens a prepared folder; its tokens stay on disk until they are looked at.
+        """Opens a prepared folder; its tokens stay on disk, and unchecked, until ``verify`` reads them.
 
         Raises:
             DataError: The folder was not prepared, is damaged, or was written by a newer version.
@@ -73,6 +73,22 @@ class Corpus:
         if not intact:
             raise _damaged(folder, "tokenizer.json is not the one that made the tokens")
         return cls(folder=folder, manifest=manifest, tokenizer=tokenizer, train=train, valid=valid)
+
+    def verify(self) -> None:
+        """Reads every token once and checks that it is what ``prepare`` wrote.
+
+        Raises:
+            DataError: A token file was changed, or holds an id that the tokenizer does not have.
+        """
+        for split, tokens in (("train", self.train), ("valid", self.valid)):
+            if hashlib.sha256(tokens.data).hexdigest() != self.manifest["splits"][split].get("sha256"):
+                raise _damaged(self.folder, f"{split}.bin has another checksum than the manifest says")
+            largest = int(tokens.max())
+            if largest >= self.vocab_size:
+                raise _damaged(
+                    self.folder,
+                    f"{split}.bin holds id {largest}, and the tokenizer only has ids below {self.vocab_size}",
+                )
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import numpy as np
 from attention_residuals.data.corpus import SPLITS, VERSION, Corpus, sha256
 from attention_residuals.data.sources import Document, TextSource
 from attention_residuals.data.tokenizer import Tokenizer
+from attention_residuals.durable import advice
 from attention_residuals.errors import ConfigError, DataError
 
 __all__ = ["prepare"]
@@ -52,7 +53,7 @@ def prepare(
 
     Raises:
         ConfigError: An option is out of range, or the folder holds something else.
-        DataError: There is no text, a split is empty, or the folder cannot be written.
+        DataError: There is no text, a split is empty, the folder is damaged or cannot be written.
 
     Example:
         >>> import tempfile
@@ -80,6 +81,7 @@ def prepare(
         )
     corpus = Corpus.load(folder)
     _check_same(corpus, options, records)
+    corpus.verify()
     return corpus
 
 
@@ -178,10 +180,11 @@ def _write(
         _sync_folder(partial)
         _rename(partial, folder)
     except OSError as error:
+        expected, do = advice(error)
         raise DataError(
             got=f"{folder} could not be written: {error}",
-            expected="a writable place with room for about 7 bytes per 10 bytes of text",
-            do="free some space or name another folder; nothing half-written was left behind",
+            expected=f"{expected}, with about 7 bytes per 10 bytes of text",
+            do=f"{do}; nothing half-written was left behind",
         ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
