@@ -1,5 +1,6 @@
 """A trace: the depth routing of one forward pass, by name, on disk and back with the same bits."""
 
+import hashlib
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,11 +9,12 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save
 from torch import Tensor
 
+from attention_residuals.durable import unwritable, write_bytes
 from attention_residuals.errors import CheckpointError, ConfigError, nearest
-from attention_residuals.models.weights import read_json
+from attention_residuals.models.weights import load_tensors, read_json
 
 __all__ = ["SiteTrace", "Trace"]
 
@@ -96,7 +98,7 @@ class Trace:
             for name in _TENSORS:
                 if (tensor := getattr(site, name)) is not None:
                     tensors[f"{number}.{name}"] = tensor
-        description = {
+        description: dict[str, Any] = {
             "format": FORMAT,
             "sites": [{"site": s.site, "part": s.part, "sources": s.source_names} for s in self.sites],
             "token_texts": self.token_texts,
@@ -106,16 +108,13 @@ class Trace:
         }
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            save_file(
-                {name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "trace.safetensors"
-            )
-            (folder / "trace.json").write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
+            content = save({name: tensor.contiguous() for name, tensor in tensors.items()})
+            write_bytes(folder / "trace.safetensors", content)
+            description["sha256"] = hashlib.sha256(content).hexdigest()
+            # Last, since it is what makes the folder a trace.
+            write_bytes(folder / "trace.json", (json.dumps(description, indent=1) + "\n").encode())
         except (OSError, SafetensorError) as error:
-            raise CheckpointError(
-                got=f"{error} while writing {folder}",
-                expected="a writable disk with room",
-                do="free some space",
-            ) from error
+            raise unwritable(folder, error) from error
 
     @classmethod
     def load(cls, folder: Path | str) -> "Trace":
@@ -126,35 +125,59 @@ class Trace:
         """
         folder = Path(folder)
         description = read_json(folder / "trace.json", newest=FORMAT)
+        tensors = load_tensors(folder / "trace.safetensors", sha256_expected=str(description.get("sha256")))
         try:
-            tensors = load_file(folder / "trace.safetensors")
-            sites = tuple(
-                SiteTrace(
-                    site=about["site"],
-                    part=about["part"],
-                    source_names=tuple(about["sources"]),
-                    weights=tensors[f"{number}.weights"],
-                    logits=tensors.get(f"{number}.logits"),
-                    source_norms=tensors[f"{number}.source_norms"],
-                )
-                for number, about in enumerate(description["sites"])
-            )
+            sites = tuple(_site(about, tensors, number) for number, about in enumerate(description["sites"]))
+            texts = _texts(description["token_texts"], tensors["tokens"])
+            for name, kind in (("width", int), ("rule", dict), ("about", dict)):
+                if type(description[name]) is not kind:
+                    raise TypeError(f"{name} is {description[name]!r}")
             return cls(
                 sites=sites,
                 tokens=tensors["tokens"],
                 positions=tensors["positions"],
                 mask=tensors.get("mask"),
-                token_texts=tuple(tuple(row) for row in description["token_texts"]),
+                token_texts=texts,
                 width=description["width"],
                 rule=description["rule"],
                 about=description["about"],
             )
-        except (OSError, SafetensorError, KeyError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(
-                got=f"{folder}: {error!r}",
-                expected="the trace.json and trace.safetensors that were saved together",
-                do="the files are damaged or mixed up: record the trace again",
+                got=f"{folder / 'trace.json'}: {error!r}",
+                expected="the trace.json that was saved with trace.safetensors",
+                do="the file is damaged: copy it again, or record the trace again",
             ) from error
+
+
+def _texts(rows: Any, tokens: Tensor) -> tuple[tuple[str, ...], ...]:
+    """Checks the texts of tokens; TypeError and ValueError mean that they are garbled."""
+    if not isinstance(rows, list) or not all(isinstance(row, list) for row in rows):
+        raise TypeError("token_texts are no rows")
+    if not all(isinstance(text, str) for row in rows for text in row):
+        raise TypeError("token_texts hold something else than texts")
+    if rows and [len(row) for row in rows] != [tokens.shape[1]] * len(tokens):
+        raise ValueError("token_texts are not those of the tokens")
+    return tuple(tuple(row) for row in rows)
+
+
+def _site(about: dict[str, Any], tensors: dict[str, Tensor], number: int) -> SiteTrace:
+    """Puts a site together; KeyError, TypeError and ValueError mean that its description is garbled."""
+    names, weights = about["sources"], tensors[f"{number}.weights"]
+    if not isinstance(names, list) or not all(
+        isinstance(name, str) for name in (about["site"], about["part"], *names)
+    ):
+        raise TypeError(f"site {number} is {about!r}")
+    if len(names) != len(weights):
+        raise ValueError(f"site {number} has {len(names)} names for {len(weights)} sources")
+    return SiteTrace(
+        site=about["site"],
+        part=about["part"],
+        source_names=tuple(names),
+        weights=weights,
+        logits=tensors.get(f"{number}.logits"),
+        source_norms=tensors[f"{number}.source_norms"],
+    )
 
 
 def routing_table(trace: Trace, token: tuple[int, int] | None = None, num_sources: int = 9) -> str:
