@@ -1,3 +1,4 @@
+import json
 import shutil
 
 import pytest
@@ -50,7 +51,8 @@ def test_a_damaged_newest_checkpoint_is_named_with_the_good_one_before_it(run, g
     for text in (message(go), message(load_checkpoint_model, run)):
         assert str(file) in text
         assert f"the newest good one is {older}" in text
-        assert "remove every later one" in text
+        assert "move every later one" in text
+        assert "remove" not in text
     shutil.rmtree(newest)
     assert go().step == NUM_STEPS
 
@@ -72,17 +74,41 @@ def test_without_a_good_checkpoint_the_message_says_how_to_start_again(run, go):
         (path / "model.safetensors").write_bytes(b"")
     text = message(go)
     assert str(checkpoints(run)[-1] / "model.safetensors") in text
-    assert "no good checkpoint is left" in text
+    assert "no good checkpoint is left: to start from the beginning, name another folder" in text
+    assert "remove" not in text
 
 
 def test_a_checkpoint_of_a_newer_format_is_not_read(run, go):
     change_json(checkpoints(run)[-1] / "state.json", format=99)
     text = message(go)
     assert "format 99" in text
-    assert "update attention-residuals" in text
+    assert text.endswith("do: update attention-residuals")
 
 
-@pytest.mark.parametrize("change", [{"step": 5}, {"step": None}, {"sha256": []}])
+def test_a_state_that_is_no_file_is_named_with_the_good_one_before_it(run, go):
+    older, newest = checkpoints(run)
+    (newest / "state.json").unlink()
+    (newest / "state.json").mkdir()
+    text = message(go)
+    assert f"{newest / 'state.json'}: [Errno" in text
+    assert f"the newest good one is {older}" in text
+
+
+@pytest.mark.parametrize("name", ["step", "sha256", "config", "metrics"])
+def test_a_state_that_lacks_a_part_is_named(run, go, name):
+    path = checkpoints(run)[-1] / "state.json"
+    state = json.loads(path.read_text())
+    del state[name]
+    path.write_text(json.dumps(state))
+    assert f"{path}, which garbles {name}" in message(go)
+
+
+GARBLED = [{"step": 5}, {"step": None}, {"step": "6"}, {"sha256": []}, {"config": 3}, {"format": -5}]
+GARBLED += [{"format": True}, {"metrics": {}}, {"metrics": {"bytes": "9", "sha256": "0"}}]
+GARBLED += [{"metrics": {"bytes": -1, "sha256": "0"}}, {"metrics": {"bytes": 1, "sha256": 0}}]
+
+
+@pytest.mark.parametrize("change", GARBLED)
 def test_a_changed_state_is_noticed(run, change):
     change_json(checkpoints(run)[-1] / "state.json", **change)
     assert "state.json" in message(load_checkpoint_model, run)
@@ -92,7 +118,9 @@ def test_a_checkpoint_of_another_run_is_refused_by_its_first_difference(run, go,
     go(folder=tmp_path / "other", seed=8)
     shutil.rmtree(checkpoints(run)[-1])
     shutil.copytree(checkpoints(tmp_path / "other")[-1], run / "checkpoints" / "step-00000006")
-    assert "of another config: seed is 8 there and 3 here" in message(go)
+    text = message(go)
+    assert "of another config: seed is 8 there and 3 here" in text
+    assert text.endswith("do: correct the config, or name another folder")
 
 
 def test_a_folder_without_a_checkpoint_has_no_model(tmp_path):
@@ -112,6 +140,7 @@ def test_a_full_disk_leaves_the_checkpoint_before_it_and_names_it(corpus, run, g
     assert ended.returncode == 1
     assert "CheckpointError" in ended.stderr
     assert "File too large" in ended.stderr
+    assert "free some space" in ended.stderr
     assert f"the last good checkpoint is {older}" in ended.stderr
     assert [path.name for path in (run / "checkpoints").iterdir()] == [older.name]
     assert go().step == NUM_STEPS
@@ -123,7 +152,8 @@ def test_a_disk_that_fails_the_first_checkpoint_says_that_there_is_none(monkeypa
 
     monkeypatch.setattr(checkpoint_module, "save_file", full)
     text = message(go)
-    assert "No space left on device, at step 2" in text
+    assert "No space left on device while writing" in text
+    assert "checkpoints/step-00000002, at step 2" in text
     assert "no checkpoint was written yet" in text
 
 

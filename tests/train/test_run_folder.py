@@ -1,19 +1,23 @@
 import json
 import os
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from run_checks import Killed, change_json, message, rows, stop_after
+from run_checks import Killed, assert_same_run, change_json, command, message, rows, stop_after
 from tiny_run import NUM_STEPS, make_corpus, model_config, train_config
 
-from attention_residuals.data import Tokenizer
-from attention_residuals.errors import ConfigError
+from attention_residuals.data import Corpus, Tokenizer
+from attention_residuals.errors import ConfigError, DataError
 from attention_residuals.train import Saving, load_run, train
 from attention_residuals.train import environment as environment_module
+from attention_residuals.train import metrics as metrics_module
 from attention_residuals.train.environment import describe
-from attention_residuals.train.run_folder import Metrics
+from attention_residuals.train.metrics import NO_ROWS, Metrics
+from attention_residuals.train.run_folder import check_folder
 
 
 def test_metrics_tell_steps_tokens_losses_rates_and_times(uninterrupted):
@@ -118,7 +122,7 @@ def test_a_place_that_cannot_be_written_is_named(go, tmp_path):
     metrics = tmp_path / "run" / "metrics.jsonl"
     metrics.unlink()
     metrics.mkdir()
-    assert f"{metrics} could not be written" in message(go)
+    assert f"while writing {metrics}" in message(go)
 
 
 def test_a_disk_that_fills_up_at_the_start_is_named(monkeypatch, go):
@@ -126,12 +130,17 @@ def test_a_disk_that_fills_up_at_the_start_is_named(monkeypatch, go):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "write_bytes", full)
-    assert "config.json could not be written: [Errno 28] No space" in message(go)
+    text = message(go)
+    assert "[Errno 28] No space left on device while writing" in text
+    assert "run/config.json\n" in text
+    assert "free some space" in text
 
 
 def test_a_disk_that_fills_up_before_the_first_step_is_named(monkeypatch, go, tmp_path):
     monkeypatch.setattr(Path, "replace", fails_at(2, Path.replace))
-    assert "environment.json could not be written: [Errno 28] No space" in message(go)
+    text = message(go)
+    assert "[Errno 28] No space left on device while writing" in text
+    assert "run/environment.json\n" in text
 
 
 def fails_at(number, original):
@@ -148,10 +157,11 @@ def fails_at(number, original):
 
 def test_a_row_that_is_cut_short_by_a_full_disk_is_named_and_not_kept(monkeypatch, tmp_path):
     with Metrics(tmp_path) as metrics:
+        kept = metrics.sync()
         monkeypatch.setattr(metrics, "_file", Half(metrics._file))
         assert "only a part of the row went through" in message(metrics.append, {"step": 1})
     with Metrics(tmp_path) as metrics:
-        metrics.cut(10)
+        metrics.cut(kept)
         assert metrics.rows == []
         metrics.append({"step": 2})
     assert rows(tmp_path) == [{"step": 2}]
@@ -168,19 +178,184 @@ class Half:
 
 
 def test_two_processes_cannot_train_in_one_folder(run, go):
-    with Metrics(run):
+    with Metrics(run):  # the lock
         assert "another process is training" in message(go)
     assert go().step == NUM_STEPS
 
 
-@pytest.mark.parametrize("line", ["{}", "not json", "[1]", '{"step": "1"}'])
+TRAINED = {
+    "split": "train",
+    "step": 1,
+    "tokens": 96,
+    "loss": 5.0,
+    "bits_per_byte": None,
+    "learning_rate": 0.1,
+}
+TRAINED |= {"grad_norm": 1.0, "tokens_per_second": 10.0, "seconds": 9.6}
+VALIDATED = {"split": "valid", "step": 1, "tokens": 96, "loss": 5.0, "bits_per_byte": 4.0}
+NO_ROW_AT_ALL = [
+    {},
+    [1],
+    TRAINED | {"step": "1"},
+    TRAINED | {"step": True},
+    TRAINED | {"split": "test"},
+    TRAINED | {"split": ["train"]},
+    TRAINED | {"seconds": "9"},
+    TRAINED | {"bits_per_byte": "4"},
+    TRAINED | {"loss": True},
+    VALIDATED | {"loss": None},
+    VALIDATED | {"bits_per_byte": None},
+    VALIDATED | {"loss": float("nan")},
+    *(
+        {name: value for name, value in TRAINED.items() if name != gone}
+        for gone in ("loss", "seconds", "split")
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    "line", ["not json", "[" * 100_000, *map(json.dumps, NO_ROW_AT_ALL)], ids=lambda text: text[:40]
+)
 def test_a_damaged_row_is_named_and_nothing_is_cut(run, go, line):
     path = run / "metrics.jsonl"
     lines = path.read_text().splitlines()
     path.write_text("\n".join([lines[0], line, *lines[1:]]) + "\n")
     before = path.read_bytes()
-    assert "metrics.jsonl, line 2" in message(go)
+    assert "metrics.jsonl, line 2" in message(load_run, run)
+    assert "are changed" in message(go)
     assert path.read_bytes() == before
+
+
+def test_rows_that_are_whole_are_read(run):
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in (TRAINED, VALIDATED)))
+    assert load_run(run).metrics == (TRAINED, VALIDATED)
+
+
+def without(number):
+    return lambda lines: [*lines[:number], *lines[number + 1 :]]
+
+
+@pytest.mark.parametrize("finished", [True, False], ids=["finished", "killed"])
+@pytest.mark.parametrize(
+    ("damage", "what"),
+    [
+        (None, "missing"),
+        (lambda lines: [], "missing"),
+        (lambda lines: lines[:2], "missing"),
+        (without(1), ""),
+        (lambda lines: [lines[0].replace(b"1", b"2", 1), *lines[1:]], "changed"),
+    ],
+    ids=["removed", "emptied", "cut", "a row removed", "a digit changed"],
+)
+def test_rows_from_before_the_checkpoint_that_are_lost_stop_the_run(run, go, finished, damage, what):
+    if not finished:
+        shutil.rmtree(run / "checkpoints" / "step-00000006")
+    path = run / "metrics.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    if damage is None:
+        path.unlink()
+    else:
+        path.write_bytes(b"".join(damage(lines)))
+    before = path.read_bytes() if damage else b""
+    for _ in range(2):
+        text = message(go)
+        assert f"rows from before the checkpoint are {what}" in text
+        assert "copy the file again" in text
+        assert "remove" not in text
+        assert path.read_bytes() == before
+    path.write_bytes(b"".join(lines))
+    assert go().step == NUM_STEPS
+
+
+def test_a_row_that_is_being_written_is_not_read_yet(run):
+    whole = load_run(run).metrics
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"split": "train", "st')
+    assert load_run(run).metrics == whole
+
+
+def test_rows_of_a_file_that_cannot_be_read_are_refused(run):
+    (run / "metrics.jsonl").unlink()
+    (run / "metrics.jsonl").mkdir()
+    assert "metrics.jsonl: [Errno" in message(load_run, run)
+
+
+def test_metrics_without_a_checkpoint_begin_anew(tmp_path):
+    with Metrics(tmp_path) as metrics:
+        metrics.append(TRAINED)
+    with Metrics(tmp_path) as metrics:
+        metrics.cut(NO_ROWS)
+        assert metrics.sync() == NO_ROWS
+    assert rows(tmp_path) == []
+
+
+def test_a_disk_that_cannot_make_rows_safe_is_named(monkeypatch, tmp_path):
+    def full(path):
+        raise OSError(28, "No space left on device")
+
+    with Metrics(tmp_path) as metrics:
+        monkeypatch.setattr(metrics_module, "sync", full)
+        assert "metrics.jsonl" in message(metrics.sync)
+
+
+@pytest.mark.parametrize(
+    "garbled",
+    [{}, {"starts": {}}, {"starts": []}, {"beginnings": [{}]}, {"starts": [{"torch": "2"}]}, {"starts": [3]}],
+)
+def test_a_garbled_environment_is_named_and_left_alone(go, tmp_path, garbled):
+    with pytest.raises(Killed):
+        go(monitor=stop_after(5))
+    path = tmp_path / "run" / "environment.json"
+    path.write_text(json.dumps({"format": 1} | garbled))
+    before = path.read_bytes()
+    assert f"{path}, whose starts are garbled or missing" in message(go)
+    assert path.read_bytes() == before
+
+
+def test_of_two_processes_that_begin_in_one_new_folder_one_trains_and_one_is_told(
+    corpus, tmp_path, uninterrupted
+):
+    folder = tmp_path / "run"
+    both = [
+        subprocess.Popen(command(corpus, folder), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    told = [process.communicate(timeout=120)[1] for process in both]
+    for process, text in zip(both, told, strict=True):
+        assert process.returncode == 0 or "another process is training" in text, text
+    assert any(process.returncode == 0 for process in both)
+    assert_same_run(folder, uninterrupted)
+
+
+def test_a_folder_that_another_process_made_its_own_meanwhile_is_left_alone(monkeypatch, go, tmp_path, run):
+    def too_late(folder, ours):
+        check_folder(tmp_path / "nothing there", ours)
+
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    monkeypatch.setattr(sys.modules["attention_residuals.train.loop"], "check_folder", too_late)
+    assert "holds another run: seed is 3 there and 4 here" in message(lambda: go(seed=4))
+    assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+
+def test_a_folder_that_may_not_be_read_is_named(monkeypatch, go, tmp_path):
+    def refuse(path):
+        raise PermissionError(13, "Permission denied")
+
+    (tmp_path / "run").mkdir()
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    assert "change its permissions" in message(go)
+
+
+@pytest.mark.parametrize("split", ["train", "valid"])
+def test_a_corpus_with_a_flipped_bit_is_refused_before_a_folder_is_made(tmp_path, split):
+    damaged = make_corpus(tmp_path)
+    path = damaged.folder / f"{split}.bin"
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    path.write_bytes(raw)
+    with pytest.raises(DataError, match=f"{split}.bin has another checksum"):
+        train(train_config(), Corpus.load(damaged.folder), tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
@@ -240,11 +415,33 @@ def test_places_of_every_kind_are_cut_to_their_last_part():
     assert cut("a=b=/c/d") == "a=b=d"
 
 
-def test_the_commit_is_told_only_inside_a_repository(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    outside = describe()
-    assert outside["git_commit"] is None
-    assert outside["git_clean"] is None
+def git(folder, *arguments):
+    names = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+    done = subprocess.run(["git", *names, *arguments], cwd=folder, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def test_the_commit_is_that_of_the_package_and_not_of_the_current_folder(tmp_path, monkeypatch):
+    source = tmp_path / "ours" / "package" / "train" / "environment.py"
+    source.parent.mkdir(parents=True)
+    source.write_text("")
+    monkeypatch.setattr(environment_module, "SOURCE", source)
+    monkeypatch.setattr(environment_module, "PACKAGE", str(source.parents[1]))
+    (tmp_path / "theirs").mkdir()
+    for name in ("ours", "theirs"):
+        git(tmp_path / name, "init", "--quiet")
+        git(tmp_path / name, "commit", "--quiet", "--allow-empty", "-m", name)
+    monkeypatch.chdir(tmp_path / "theirs")
+    untracked = describe()  # installed inside a repository, but not a part of it
+    assert (untracked["git_commit"], untracked["git_clean"]) == (None, None)
+    git(tmp_path / "ours", "add", ".")
+    git(tmp_path / "ours", "commit", "--quiet", "-m", "package")
+    (tmp_path / "ours" / "notes").write_text("not of the package")
+    tracked = describe()
+    assert tracked["git_commit"] == git(tmp_path / "ours", "rev-parse", "HEAD")
+    assert tracked["git_clean"]
+    source.write_text("changed")
+    assert not describe()["git_clean"]
     monkeypatch.setenv("PATH", "")
     assert describe()["git_commit"] is None
 

@@ -1,3 +1,4 @@
+import copy
 import itertools
 import json
 import math
@@ -74,6 +75,7 @@ def test_a_config_comes_back_from_json_as_it_was(config):
         ({"batch_size": 0}, "batch_size=0"),
         ({"sequence_length": 0}, "sequence_length=0"),
         ({"seed": -1}, "seed=-1"),
+        ({"seed": 2**63}, "at most 2**63 - 1"),
         ({"micro_batch_size": 3}, "use one of [1, 2, 4]"),
         ({"micro_batch_size": 0}, "micro_batch_size=0"),
         ({"micro_batch_size": -2}, "micro_batch_size=-2"),
@@ -131,6 +133,32 @@ def test_an_option_out_of_range_is_refused_by_name(make, changes, named):
     with pytest.raises(ConfigError) as caught:
         make(**changes)
     assert named in caught.value.got
+
+
+NOT_WHOLE = [2.5, True, "2", float("nan")]
+
+
+@pytest.mark.parametrize("value", NOT_WHOLE)
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        *((train_config(), name) for name in ("num_steps", "batch_size", "sequence_length", "seed")),
+        (train_config(), "micro_batch_size"),
+        *((Saving(), name) for name in ("every", "keep", "evaluate_every", "evaluate_batches", "log_every")),
+        (Cosine(), "warmup_steps"),
+        (WSD(decay_steps=1), "warmup_steps"),
+        (WSD(decay_steps=1), "decay_steps"),
+    ],
+)
+def test_a_count_that_is_no_whole_number_is_refused(config, name, value):
+    config = copy.copy(config)
+    object.__setattr__(config, name, value)  # the constructor is checked by the tests' shape checker
+    with pytest.raises(ConfigError, match=f"{name}="):
+        config.__post_init__()
+
+
+def test_the_largest_seed_is_taken():
+    assert train_config(seed=2**63 - 1).seed == 2**63 - 1
 
 
 def test_all_batches_of_the_validation_split_may_be_asked_for():

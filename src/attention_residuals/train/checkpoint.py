@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,12 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from attention_residuals.configs import encode
-from attention_residuals.durable import PARTIAL, remove_partials, sync
+from attention_residuals.durable import PARTIAL, remove_partials, sync, unwritable
 from attention_residuals.errors import CheckpointError
 from attention_residuals.models import Decoder, load_model, save_model
-from attention_residuals.models.weights import load_state, load_tensors, read_json, sha256
+from attention_residuals.models.weights import NewerFormatError, load_state, load_tensors, read_json, sha256
 from attention_residuals.train.config import TrainConfig, first_difference
+from attention_residuals.train.metrics import Extent
 from attention_residuals.train.optimizer import Optimizer
 
 __all__ = ["checkpoints", "load_checkpoint_model", "newest_checkpoint", "restore", "save_checkpoint"]
@@ -32,9 +34,18 @@ def checkpoints(run_folder: Path) -> list[Path]:
 
 
 def save_checkpoint(
-    run_folder: Path, *, step: int, model: Decoder, optimizer: Optimizer, config: TrainConfig, keep: int
+    run_folder: Path,
+    *,
+    step: int,
+    model: Decoder,
+    optimizer: Optimizer,
+    config: TrainConfig,
+    metrics: Extent,
+    keep: int,
 ) -> Path:
     """Writes a checkpoint and then removes all but the last ``keep``.
+
+    The newest checkpoint knows which rows of metrics.jsonl belong to it, so that lost rows are noticed.
 
     Raises:
         CheckpointError: The disk is full or not writable; earlier checkpoints are untouched.
@@ -53,6 +64,7 @@ def save_checkpoint(
             "step": step,
             "sha256": {name: sha256(partial / name) for name in FILES},
             "config": encode(config),
+            "metrics": metrics._asdict(),
         }
         (partial / "state.json").write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
         for path in (*partial.iterdir(), partial):
@@ -64,10 +76,11 @@ def save_checkpoint(
             shutil.rmtree(old.rename(old.with_name(f"{PARTIAL}{old.name}")))
     except (OSError, SafetensorError, CheckpointError) as error:
         shutil.rmtree(partial, ignore_errors=True)
+        cause = error if isinstance(error, CheckpointError) else unwritable(final, error)
         raise CheckpointError(
-            got=f"{error.got if isinstance(error, CheckpointError) else error}, at step {step}",
-            expected="a writable disk with room for one more checkpoint",
-            do=f"free some space and start again: {last_saved(run_folder)}",
+            got=f"{cause.got}, at step {step}",
+            expected=cause.expected,
+            do=f"{cause.do}; then start again: {last_saved(run_folder)}",
         ) from error
     return final
 
@@ -80,27 +93,41 @@ def newest_checkpoint(run_folder: Path, config: TrainConfig | None = None) -> Pa
         config: What the checkpoint must have been made with; None accepts any.
 
     Raises:
-        CheckpointError: The newest one is damaged, of a newer format or of another config. An older one is
+        NewerFormatError: The newest one is of a newer format.
+        CheckpointError: The newest one is damaged or of another config. For a damaged one an older one is
             named where a good one is left, and never taken silently.
     """
     saved = checkpoints(run_folder)
     if not saved:
         return None
     try:
-        _verify(saved[-1], config)
+        state = _verified(saved[-1])
+    except NewerFormatError:
+        raise
     except CheckpointError as error:
         good = next((path for path in reversed(saved[:-1]) if _is_good(path, config)), None)
-        advice = (
-            f"no good checkpoint is left: remove {saved[-1]} to start from the beginning"
+        choice = (
+            "no good checkpoint is left: to start from the beginning, name another folder"
             if good is None
-            else f"the newest good one is {good}: to go on from it, remove every later one, and start again"
+            else f"the newest good one is {good}: to go on from it, "
+            "move every later one out of the run's folder, and start again"
         )
-        raise CheckpointError(got=error.got, expected=error.expected, do=f"{error.do}; {advice}") from error
+        raise CheckpointError(got=error.got, expected=error.expected, do=f"{error.do}; {choice}") from error
+    difference = _difference(state, config)
+    if difference is not None:
+        raise CheckpointError(
+            got=f"{saved[-1]} of another config: {difference}",
+            expected="a checkpoint of this very run",
+            do="correct the config, or name another folder",
+        )
     return saved[-1]
 
 
-def restore(checkpoint: Path, model: Decoder, optimizer: Optimizer) -> int:
-    """Puts a verified checkpoint's bits into model and optimizer, and returns its step.
+def restore(checkpoint: Path, model: Decoder, optimizer: Optimizer) -> tuple[int, Extent]:
+    """Puts a verified checkpoint's bits into model and optimizer.
+
+    Returns:
+        Its step, and what was in metrics.jsonl by then.
 
     Raises:
         CheckpointError: The tensors do not fit.
@@ -109,7 +136,7 @@ def restore(checkpoint: Path, model: Decoder, optimizer: Optimizer) -> int:
     weights, moments = checkpoint / "model.safetensors", checkpoint / "optimizer.safetensors"
     load_state(model, load_tensors(weights, sha256_expected=state["sha256"][weights.name]), weights)
     optimizer.load(load_tensors(moments, sha256_expected=state["sha256"][moments.name]), moments)
-    return int(state["step"])
+    return int(state["step"]), Extent(**state["metrics"])
 
 
 def load_checkpoint_model(run_folder: Path | str) -> Decoder:
@@ -134,34 +161,51 @@ def last_saved(run_folder: Path) -> str:
 
 def _is_good(checkpoint: Path, config: TrainConfig | None) -> bool:
     try:
-        _verify(checkpoint, config)
+        return _difference(_verified(checkpoint), config) is None
     except CheckpointError:
         return False
-    return True
 
 
-def _verify(checkpoint: Path, config: TrainConfig | None) -> None:
+def _difference(state: dict[str, Any], config: TrainConfig | None) -> str | None:
+    return None if config is None else first_difference(state.get("config"), encode(config))
+
+
+def _verified(checkpoint: Path) -> dict[str, Any]:
+    """Returns a checkpoint's state.json once it and every file that it names are found undamaged."""
     path = checkpoint / "state.json"
-    state: dict[str, Any] = read_json(path, newest=FORMAT)
-    sums = state.get("sha256")
-    if checkpoint.name != f"step-{state.get('step')!s:0>8}" or not isinstance(sums, dict):
+    state = read_json(path, newest=FORMAT)
+    wrong = [name for name, is_whole in _WHOLE.items() if not is_whole(state.get(name))]
+    if wrong or checkpoint.name != f"step-{state['step']:08d}":
         raise CheckpointError(
-            got=f"{path} with step {state.get('step')} and checksums {type(sums).__name__}",
+            got=f"{path}, which garbles {', '.join(wrong) or 'its step: ' + str(state['step'])}",
             expected="the step in the folder's name, and a checksum for each file",
-            do="the file is changed: copy it again",
+            do="copy it again if you have it elsewhere",
         )
     for name in FILES:
         file = checkpoint / name
-        if not file.is_file() or sha256(file) != sums.get(name):
+        if not file.is_file() or sha256(file) != state["sha256"].get(name):
             raise CheckpointError(
                 got=f"{file}, which is {'truncated or changed' if file.is_file() else 'missing'}",
-                expected=f"sha256 {sums.get(name)}",
+                expected=f"sha256 {state['sha256'].get(name)}",
                 do="copy it again if you have it elsewhere",
             )
-    difference = None if config is None else first_difference(state.get("config"), encode(config))
-    if difference is not None:
-        raise CheckpointError(
-            got=f"{checkpoint} of another config: {difference}",
-            expected="a checkpoint of this very run",
-            do="restore the config, or train into a new folder",
-        )
+    return state
+
+
+def _is_extent(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and value.keys() == set(Extent._fields)
+        and type(value["bytes"]) is int
+        and value["bytes"] >= 0
+        and isinstance(value["sha256"], str)
+    )
+
+
+_WHOLE: dict[str, Callable[[Any], bool]] = {
+    "step": lambda value: type(value) is int,
+    "sha256": lambda value: isinstance(value, dict),
+    "config": lambda value: isinstance(value, dict),
+    "metrics": _is_extent,
+}
+"""What state.json holds, and how each part is told from a garbled one."""

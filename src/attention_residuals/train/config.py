@@ -26,7 +26,7 @@ class TrainConfig:
         batch_size: Sequences per step, >= 1.
         micro_batch_size: Sequences per forward pass, a divisor of ``batch_size``; None takes all at once.
         sequence_length: Tokens per sequence, 1 to the model's ``max_tokens``.
-        seed: Of the initial weights and the order of the data, >= 0.
+        seed: Of the initial weights and the order of the data, 0 to 2**63 - 1.
         precision: ``"bfloat16"`` runs matrix products under autocast; weights stay float32.
         compile: Compile the model's training pass.
         cross_documents: Let tokens attend to the documents before theirs in the same sequence.
@@ -57,10 +57,13 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         self._check_types()
-        _check_at_least(1, self, "num_steps", "batch_size", "sequence_length")
+        given = () if self.micro_batch_size is None else ("micro_batch_size",)
+        _check_at_least(1, self, "num_steps", "batch_size", "sequence_length", *given)
         _check_at_least(0, self, "seed")
+        if self.seed >= 2**63:
+            raise ConfigError(got=f"seed={self.seed}", expected="at most 2**63 - 1", do="take a smaller seed")
         micro = self.sequences_per_pass
-        if micro < 1 or self.batch_size % micro:
+        if self.batch_size % micro:
             raise ConfigError(
                 got=f"micro_batch_size={micro} with batch_size={self.batch_size}",
                 expected="a divisor of batch_size",
@@ -169,7 +172,10 @@ def first_difference(there: Any, here: Any, name: str = "") -> str | None:
 
 def _check_at_least(least: int, config: object, *names: str) -> None:
     for name in names:
-        if getattr(config, name) < least:
+        value = getattr(config, name)
+        if type(value) is not int or value < least:  # True is an int, and no number
             raise ConfigError(
-                got=f"{name}={getattr(config, name)}", expected=f"{least} or more", do=f"raise {name}"
+                got=f"{name}={value!r}",
+                expected=f"a whole number, {least} or more",
+                do=f"pass such a number as {name}",
             )

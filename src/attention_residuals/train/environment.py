@@ -13,6 +13,9 @@ from attention_residuals.version import __version__
 
 __all__ = ["describe"]
 
+SOURCE = Path(__file__).resolve()
+PACKAGE = str(SOURCE.parents[1])
+
 
 def describe() -> dict[str, Any]:
     """Describes this process for a run's environment.json.
@@ -23,13 +26,14 @@ def describe() -> dict[str, Any]:
         >>> describe()["torch"] == torch.__version__
         True
     """
-    commit = _git("rev-parse", "HEAD")
+    # Of this package's own source, and not of a repository that it merely happens to be installed inside.
+    commit = _git("rev-parse", "HEAD") if _git("ls-files", "--error-unmatch", SOURCE.name) else None
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
         "attention_residuals": __version__,
         "git_commit": commit,
-        "git_clean": None if commit is None else not _git("status", "--porcelain"),
+        "git_clean": None if commit is None else not _git("status", "--porcelain", "--", PACKAGE),
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
         "cpu": _cpu_model(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
@@ -42,7 +46,9 @@ def describe() -> dict[str, Any]:
 
 def _git(*arguments: str) -> str | None:
     try:
-        ran = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=10, check=True)
+        ran = subprocess.run(
+            ["git", *arguments], cwd=SOURCE.parent, capture_output=True, text=True, timeout=10, check=True
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return ran.stdout.strip()

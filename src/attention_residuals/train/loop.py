@@ -9,8 +9,9 @@ from attention_residuals.errors import ConfigError
 from attention_residuals.models import Decoder
 from attention_residuals.train.checkpoint import newest_checkpoint, restore
 from attention_residuals.train.config import Saving, TrainConfig
+from attention_residuals.train.metrics import NO_ROWS, Metrics
 from attention_residuals.train.progress import Reporter
-from attention_residuals.train.run_folder import Metrics, claim, record_start
+from attention_residuals.train.run_folder import check_folder, claim, identity, record_start
 from attention_residuals.train.signals import StopSignals
 from attention_residuals.train.trainer import Trainer, deterministic
 
@@ -70,8 +71,10 @@ def train(
         How it ended; a finished run returns its result without training.
 
     Raises:
-        CheckpointError: The folder holds something else, a checkpoint is damaged, or the disk is full.
+        CheckpointError: The folder holds something else, a checkpoint or metrics.jsonl is damaged, or the
+            disk is full.
         ConfigError: The corpus does not fit the model.
+        DataError: The corpus is damaged or too short.
         NonFiniteError: Loss or gradients are not finite; the last good checkpoint stays.
 
     Example:
@@ -91,11 +94,16 @@ def train(
     saving, folder = saving or Saving(), Path(folder)
     _check_vocabulary(config, corpus)
     trainer = Trainer(config, corpus, folder, device)
-    claim(folder, config, corpus)
+    ours = identity(config, corpus)
+    check_folder(folder, ours)
+    corpus.verify()
     with Metrics(folder) as metrics, Reporter(num_steps=config.num_steps, shown=progress) as reporter:
+        claim(folder, ours)
         checkpoint = newest_checkpoint(folder, config)
-        step = 0 if checkpoint is None else restore(checkpoint, trainer.model, trainer.optimizer)
-        metrics.cut(step)
+        step, extent = 0, NO_ROWS
+        if checkpoint is not None:
+            step, extent = restore(checkpoint, trainer.model, trainer.optimizer)
+        metrics.cut(extent)
         if step == config.num_steps:
             reporter.note(f"{folder} is finished: all {step} steps are done")
             return _result(folder, step, config, metrics)
@@ -143,8 +151,8 @@ def _run(
         stopping = stop.requested
         if is_last or stopping or step % saving.every == 0:
             # Before the checkpoint, so that no checkpoint is ever ahead of its rows.
-            metrics.sync()
-            trainer.save(step, saving.keep)
+            extent = metrics.sync()
+            trainer.save(step, metrics=extent, keep=saving.keep)
         if stopping:
             return step
     return num_steps

@@ -32,7 +32,7 @@ class Cosine:
     final_fraction: float = 0.1
 
     def __post_init__(self) -> None:
-        _check(self.warmup_steps, 0, self.final_fraction)
+        _check(self, "warmup_steps")
 
     @property
     def least_steps(self) -> int:
@@ -78,7 +78,7 @@ class WSD:
     final_fraction: float = 0.1
 
     def __post_init__(self) -> None:
-        _check(self.warmup_steps, self.decay_steps, self.final_fraction)
+        _check(self, "warmup_steps", "decay_steps")
 
     @property
     def least_steps(self) -> int:
@@ -100,10 +100,12 @@ class WSD:
         return self.final_fraction + (1 - self.final_fraction) * left / self.decay_steps
 
 
-def _check(warmup_steps: int, decay_steps: int, final_fraction: float) -> None:
-    if warmup_steps < 0 or decay_steps < 0 or not 0 <= final_fraction <= 1:
+def _check(schedule: Cosine | WSD, *names: str) -> None:
+    counts = [getattr(schedule, name) for name in names]
+    whole = all(type(count) is int and count >= 0 for count in counts)
+    if not whole or not 0 <= schedule.final_fraction <= 1:
         raise ConfigError(
-            got=f"warmup_steps={warmup_steps}, decay_steps={decay_steps}, final_fraction={final_fraction}",
-            expected="counts of steps >= 0 and a fraction of the peak from 0 to 1",
+            got=str(schedule),
+            expected="whole numbers of steps >= 0 and a fraction of the peak from 0 to 1",
             do="a warm-up of 1 to 5 % of the run is usual",
         )

@@ -16,6 +16,7 @@ from attention_residuals.models import Decoder
 from attention_residuals.train.checkpoint import last_saved, save_checkpoint
 from attention_residuals.train.config import TrainConfig
 from attention_residuals.train.evaluation import Evaluation, evaluate, total_nats
+from attention_residuals.train.metrics import Extent
 from attention_residuals.train.optimizer import Optimizer
 
 __all__ = ["Step", "Trainer", "backward", "deterministic"]
@@ -113,8 +114,8 @@ class Trainer:
             raise self._broken(step, f"a validation loss of {found.loss}")
         return found
 
-    def save(self, step: int, keep: int) -> None:
-        """Writes a checkpoint.
+    def save(self, step: int, *, metrics: Extent, keep: int) -> None:
+        """Writes a checkpoint, which remembers the rows of metrics that belong to it.
 
         Raises:
             NonFiniteError: A weight is not finite; nothing is written.
@@ -124,7 +125,13 @@ class Trainer:
             if not parameter.isfinite().all():
                 raise self._broken(step, f"a weight of {name} that is not finite")
         save_checkpoint(
-            self.folder, step=step, model=self.model, optimizer=self.optimizer, config=self.config, keep=keep
+            self.folder,
+            step=step,
+            model=self.model,
+            optimizer=self.optimizer,
+            config=self.config,
+            metrics=metrics,
+            keep=keep,
         )
 
     @contextmanager
