@@ -86,6 +86,32 @@ def test_several_python_threads_may_call_at_once():
     assert not wrong
 
 
+def test_a_process_that_compiles_and_one_that_loads_from_the_cache_give_the_same_bits(tmp_path):
+    code = """
+import hashlib, torch
+from attention_residuals.ops import fused
+torch.manual_seed(0)
+inputs = [torch.randn(64, 32).requires_grad_() for _ in range(5)] + [torch.rand(32).requires_grad_() for _ in range(3)]
+*sources, query, gain, output_gain = inputs
+read = fused.depth_attention(sources, query, gain, eps=1e-6, output_gain=output_gain, output_eps=1e-6)
+results = [*read, *torch.autograd.grad(read.mix, inputs, torch.ones_like(read.mix))]
+print(hashlib.sha256(b"".join(result.detach().numpy().tobytes() for result in results)).hexdigest())
+"""
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    digests = [
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        ).stdout
+        for _ in range(2)
+    ]
+    assert digests[0] == digests[1]
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_forked_child_computes_the_same():
     code = """

@@ -141,7 +141,10 @@ def depth_attention(
     chosen = chosen_backend(
         backend, unstacked[0] if len(unstacked) else torch.empty(0), logit_bias is not None
     )
-    if chosen.name != "reference" and torch._C._functorch.peek_interpreter_stack() is not None:
+    transformed = (
+        not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
+    )
+    if transformed and chosen.name != "reference":
         raise BackendError(
             got=f"backend {chosen.name!r} under torch.vmap or another functional transform",
             expected="a plain call",

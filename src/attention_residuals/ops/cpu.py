@@ -6,7 +6,8 @@ other, so that the rows of all sources for a token are still in the cache when t
 cut into a number of chunks that depends on the number of tokens alone; sums over tokens are kept per chunk
 and added in order, so that any number of threads gives the same bits.
 
-All compiled code is in this file: the cache of numba does not see changes in others.
+Functions are inlined by force: each kernel is one piece of machine code, the same whether it was just compiled
+or comes from the cache. All compiled code is in this file: the cache of numba does not see changes in others.
 """
 
 import functools
@@ -133,13 +134,13 @@ def _store_typed(row, index, number):
     return rounded
 
 
-@njit(fastmath=_FAST)
+@njit(fastmath=_FAST, forceinline=True)
 def _row(table, place, token, like):
     """Points to a token's row of a [N, D] tensor."""
     return _pointer(table[place] + table[WIDTH] * token * _size(like), like)
 
 
-@njit(fastmath=_FAST)
+@njit(fastmath=_FAST, forceinline=True)
 def _softmax(weights, num_sources):
     """Turns logits into weights, in place."""
     maximum = -np.float32(np.inf)
@@ -153,7 +154,7 @@ def _softmax(weights, num_sources):
         weights[source] /= total
 
 
-@njit(fastmath=_FAST)
+@njit(fastmath=_FAST, forceinline=True)
 def _mix_row(table, token, weights, mixed, like):
     """Sums the weighted rows of a token, four sources at a time."""
     num_sources, width = table[NUM_SOURCES], table[WIDTH]
@@ -174,7 +175,7 @@ def _mix_row(table, token, weights, mixed, like):
         source += 1
 
 
-@njit(fastmath=_FAST)
+@njit(fastmath=_FAST, forceinline=True)
 def _scores(table, source, token, like):
     """Writes logit and inverse norm of a source at a token, and returns the logit."""
     one, width = np.float32(1), table[WIDTH]
@@ -195,7 +196,7 @@ def _scores(table, source, token, like):
     return logit
 
 
-@njit(fastmath=_FAST)
+@njit(fastmath=_FAST, forceinline=True)
 def _write_mix(table, token, mixed, like):
     """Writes the mix of a token, normalised where a gain is given."""
     one, width = np.float32(1), table[WIDTH]
@@ -214,7 +215,7 @@ def _write_mix(table, token, mixed, like):
         _store(mix, d, mixed[d] * inverse * gain[d])
 
 
-@njit(fastmath=_FAST)
+@njit(fastmath=_FAST, forceinline=True)
 def _forward(table, chunk, like):
     one = np.float32(1)
     num_sources, num_tokens, tile = table[NUM_SOURCES], table[NUM_TOKENS], table[TILE]
@@ -233,7 +234,7 @@ def _forward(table, chunk, like):
             _write_mix(table, first + number, mixed, like)
 
 
-@njit(fastmath=_FAST)
+@njit(fastmath=_FAST, forceinline=True)
 def _grad_of_mix(table, chunk, token, weights, mixed, grad, like):
     """Writes the gradient with respect to the raw mix of a token into ``grad``."""
     one, width = np.float32(1), table[WIDTH]
@@ -260,7 +261,7 @@ def _grad_of_mix(table, chunk, token, weights, mixed, grad, like):
         grad[d] = (grad[d] - mixed[d] * projection) * inverse
 
 
-@njit(fastmath=_FAST)
+@njit(fastmath=_FAST, forceinline=True)
 def _grad_of_logits(table, token, weights, dots):
     """Turns the products of gradient and values into gradients of logits, in place."""
     one, num_sources = np.float32(1), table[NUM_SOURCES]
@@ -277,7 +278,7 @@ def _grad_of_logits(table, token, weights, dots):
             grad_bias[place] = dots[source]
 
 
-@njit(fastmath=_FAST)
+@njit(fastmath=_FAST, forceinline=True)
 def _grad_of_source(table, chunk, source, token, weight, grad_logit, grad, like):
     """Writes, or adds, the gradient of a source at a token, and adds to that of the direction."""
     one, num_sources, width = np.float32(1), table[NUM_SOURCES], table[WIDTH]
@@ -309,7 +310,7 @@ def _grad_of_source(table, chunk, source, token, weight, grad_logit, grad, like)
             _store(out, d, weight * grad[d] + by_dot * direction[d] - by_norm * number)
 
 
-@njit(fastmath=_FAST)
+@njit(fastmath=_FAST, forceinline=True)
 def _backward(table, chunk, like):
     one = np.float32(1)
     num_sources, num_tokens, width, tile = table[NUM_SOURCES], table[NUM_TOKENS], table[WIDTH], table[TILE]
