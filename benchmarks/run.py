@@ -82,7 +82,11 @@ def main() -> int:
 
 def _row(line: dict[str, object]) -> str:
     holds = {True: "holds", False: "MISSED", None: ""}[line["holds"]]  # type: ignore[index]
-    return f"{line['allocator']:<8} {line['case']:<34} {line['arm']:<62} {line['value']:<28} {line['wanted']:<10} {holds}"
+    columns = ("allocator", "case", "arm", "value", "wanted")
+    return (
+        " ".join(f"{line[name]!s:<{width}}" for name, width in zip(columns, (8, 34, 62, 28, 8), strict=True))
+        + holds
+    )
 
 
 def _markdown(about: dict[str, object], found: list[dict[str, object]]) -> str:

@@ -10,6 +10,7 @@ __all__ = [
     "CheckpointError",
     "ConfigError",
     "DataError",
+    "NewerFormatError",
     "NonFiniteError",
     "ShapeError",
     "TapError",
@@ -55,6 +56,10 @@ class DataError(AttentionResidualsError, ValueError):
 
 class CheckpointError(AttentionResidualsError, RuntimeError):
     """A saved file that is damaged, foreign, newer than this version, or cannot be written."""
+
+
+class NewerFormatError(CheckpointError):
+    """A saved file of a newer version of this package; the file itself is fine."""
 
 
 class NonFiniteError(AttentionResidualsError, ArithmeticError):

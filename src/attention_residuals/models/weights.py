@@ -11,12 +11,11 @@ from safetensors.torch import load_file, save_file
 
 from attention_residuals.configs import decode, encode
 from attention_residuals.durable import unwritable
-from attention_residuals.errors import CheckpointError, ConfigError
+from attention_residuals.errors import CheckpointError, ConfigError, NewerFormatError
 from attention_residuals.models.config import MODEL_CONFIGS, DecoderConfig
 from attention_residuals.models.decoder import Decoder
 
 __all__ = [
-    "NewerFormatError",
     "load_model",
     "load_state",
     "load_tensors",
@@ -27,10 +26,6 @@ __all__ = [
 
 FORMAT = 1
 """Of config.json; raised when an older version of this package could not read it."""
-
-
-class NewerFormatError(CheckpointError):
-    """A good file that only a newer version of this package can read."""
 
 
 def save_model(model: Decoder, folder: Path | str) -> None:

@@ -12,9 +12,9 @@ from safetensors.torch import save_file
 
 from attention_residuals.configs import encode
 from attention_residuals.durable import PARTIAL, remove_partials, sync, unwritable
-from attention_residuals.errors import CheckpointError
+from attention_residuals.errors import CheckpointError, NewerFormatError
 from attention_residuals.models import Decoder, load_model, save_model
-from attention_residuals.models.weights import NewerFormatError, load_state, load_tensors, read_json, sha256
+from attention_residuals.models.weights import load_state, load_tensors, read_json, sha256
 from attention_residuals.train.config import TrainConfig, first_difference
 from attention_residuals.train.metrics import Extent
 from attention_residuals.train.optimizer import Optimizer
