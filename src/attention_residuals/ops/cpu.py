@@ -12,6 +12,7 @@ or comes from the cache. All compiled code is in this file: the cache of numba d
 
 import functools
 import math
+import warnings
 
 import numpy as np
 import torch
@@ -387,5 +388,15 @@ _BODIES = {
 @functools.cache
 def kernel(direction: str, dtype: torch.dtype) -> int:
     """Compiles a kernel, or reads it from numba's cache, and returns its address."""
-    callback = cfunc(types.void(types.CPointer(types.int64)), cache=True)(_BODIES[direction, dtype])
+    signature, body = types.void(types.CPointer(types.int64)), _BODIES[direction, dtype]
+    try:
+        callback = cfunc(signature, cache=True)(body)
+    except (RuntimeError, OSError) as error:  # numba found no folder that it may write to
+        _say_uncached(str(error))
+        callback = cfunc(signature)(body)
     return int(callback.address)
+
+
+@functools.cache
+def _say_uncached(why: str) -> None:
+    warnings.warn(f"kernels are compiled anew by each process, a few seconds: {why}", stacklevel=2)
