@@ -36,6 +36,12 @@ def main() -> int:
         return 0
     if arguments.out is not None:
         arguments.out.mkdir(parents=True)
+    about = {
+        "when": time.strftime("%Y-%m-%d"),
+        "threads": torch.get_num_threads(),
+        "machine": platform.machine(),
+        **describe(),
+    }
     found = []
     for case in arguments.cases or CASES:
         for allocator, settings in ALLOCATORS.items():
@@ -64,17 +70,11 @@ def main() -> int:
                     }
                 )
                 print(_row(found[-1]), flush=True)
-    about = {
-        "when": time.strftime("%Y-%m-%d"),
-        "threads": torch.get_num_threads(),
-        "machine": platform.machine(),
-        **describe(),
-    }
-    if arguments.out is not None:
-        (arguments.out / "results.json").write_text(
-            json.dumps({"about": about, "lines": found}, indent=1) + "\n"
-        )
-        (arguments.out / "results.md").write_text(_markdown(about, found))
+        if arguments.out is not None:  # after each case, so that a long run leaves what it has
+            (arguments.out / "results.json").write_text(
+                json.dumps({"about": about, "lines": found}, indent=1) + "\n"
+            )
+            (arguments.out / "results.md").write_text(_markdown(about, found))
     missed = [line for line in found if line["holds"] is False]
     print(f"{len(missed)} wanted figures missed" if missed else "every wanted figure holds")
     return 0

@@ -280,12 +280,11 @@ def _grad_of_logits(table, token, weights, dots):
 
 
 @njit(fastmath=_FAST, forceinline=True)
-def _grad_of_source(table, chunk, source, token, weight, grad_logit, grad, like):
+def _grad_of_source(table, source, token, weight, grad_logit, grad, grad_direction, like):
     """Writes, or adds, the gradient of a source at a token, and adds to that of the direction."""
     one, num_sources, width = np.float32(1), table[NUM_SOURCES], table[WIDTH]
     direction, place = _pointer(table[DIRECTION], one), source * table[NUM_TOKENS] + token
     logits, inverse_norms = _pointer(table[LOGITS], one), _pointer(table[INVERSE_NORMS], one)
-    grad_direction = _pointer(table[GRAD_DIRECTION] + 4 * chunk * width, one)
     raw = logits[place]
     if table[BIAS]:
         bias = _pointer(table[BIAS], one)
@@ -320,6 +319,9 @@ def _backward(table, chunk, like):
     weights, dots = _pointer(start, one), _pointer(start + rows, one)
     mixed, grad_start = _pointer(start + 2 * rows, one), start + 2 * rows + 4 * width
     logits = _pointer(table[LOGITS], one)
+    # Sums of many terms are kept per tile and then per chunk: short sums lose less to rounding.
+    tile_direction = _pointer(grad_start + 4 * tile * width, one)
+    grad_direction = _pointer(table[GRAD_DIRECTION] + 4 * chunk * width, one)
     last = (chunk + 1) * num_tokens // table[NUM_CHUNKS]
     for first in range(chunk * num_tokens // table[NUM_CHUNKS], last, tile):
         size = min(tile, last - first)
@@ -343,10 +345,16 @@ def _backward(table, chunk, like):
                 _pointer(start + rows + number * row_bytes, one),
             )
             _grad_of_logits(table, first + number, row, products)
+        for d in range(width):
+            tile_direction[d] = np.float32(0)
         for source in range(num_sources):
             for number in range(size):
                 place, grad = number * num_sources + source, _pointer(grad_start + 4 * number * width, one)
-                _grad_of_source(table, chunk, source, first + number, weights[place], dots[place], grad, like)
+                _grad_of_source(
+                    table, source, first + number, weights[place], dots[place], grad, tile_direction, like
+                )
+        for d in range(width):
+            grad_direction[d] += tile_direction[d]
 
 
 def _forward_float32(table):

@@ -290,7 +290,7 @@ def _launch(direction: str, sources: list[Tensor], per_source: list[int], addres
     num_sources, width, num_chunks = len(sources), sources[0].shape[-1], _num_chunks(sources[0])
     row_bytes = num_sources * width * sources[0].element_size()
     tile = max(1, min(_MAX_TILE, _TILE_BYTES // max(1, row_bytes)))
-    floats = 2 * tile * num_sources + width + tile * width
+    floats = 2 * tile * num_sources + (tile + 2) * width
     scratch = torch.empty(num_chunks * floats, dtype=torch.float32)
     table = [0] * cpu.SOURCES + per_source
     table[cpu.NUM_CHUNKS], table[cpu.NUM_SOURCES] = num_chunks, num_sources
