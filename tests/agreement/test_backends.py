@@ -206,6 +206,8 @@ def test_vmap_is_refused_with_what_to_do_and_the_reference_does_it(backend):
 
     with pytest.raises(BackendError, match="backend='reference'"):
         torch.vmap(read, in_dims=(0, None))(queries, backend)
+    mixes = torch.vmap(read, in_dims=(0, None))(queries, "reference")
+    assert_close(mixes, torch.stack([read(query, "reference") for query in queries]))
 
 
 @faster

@@ -118,6 +118,8 @@ def require_finite(read: DepthRead, logit_bias: Tensor | None = None) -> DepthRe
     """
     if read.logits.device.type != "cpu" or torch.compiler.is_compiling() or not read.mix.numel():
         return read
+    if torch._C._functorch.peek_interpreter_stack() is not None:  # under vmap no number can be looked at
+        return read
     logits = read.logits.detach()
     # A sum is the cheapest look at all of them; with a bias, -inf may be meant.
     if math.isfinite((logits if logit_bias is None else logits.amax(0)).sum().item()):
