@@ -65,7 +65,7 @@ def test_sketched_rules_run_train_and_account_for_every_writer(sketches, name):
     assert parts == (["q", "k", "v", "in"] if name == "ThreeReads" else ["in"] * 4)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 99])
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8])
 def test_sketched_two_phase_reads_equal_one_phase_reads(sketches, size):
     config = presets.scaled(4, vocab_size=40, residual=AttnRes(sublayers_per_block=size))
     one = Decoder(config).double()

@@ -44,7 +44,7 @@ def largest_distance(residual, dtype, eps, scaled):
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
 @pytest.mark.parametrize("eps", [0.0, 1e-5], ids=["eps is zero", "eps scaled by 1/n^2"])
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 12, 40])
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 9, 12])
 def test_zero_query_model_has_the_logits_and_gradients_of_the_standard_model(size, eps, dtype):
     assert largest_distance(AttnRes(sublayers_per_block=size), dtype, eps, scaled=True) <= TOLERANCE[dtype]
 

@@ -10,16 +10,49 @@ from torch import Tensor, nn
 from attention_residuals.errors import ConfigError, ShapeError, TapError
 from attention_residuals.layers import EMBEDDING, OUTPUT, RMSNorm, Site
 from attention_residuals.layers.norm import foldable
-from attention_residuals.layers.residual import RULES, AttnRes, StandardResidual
+from attention_residuals.layers.residual import (
+    RULES,
+    AttnRes,
+    Cumulative,
+    Delta,
+    Inkling2,
+    InputQuery,
+    MultiHead,
+    RawKeys,
+    Sigmoid,
+    SlidingWindow,
+    StandardResidual,
+    StaticMixing,
+    ValueQuery,
+)
 from attention_residuals.layers.tap import Chain
 from attention_residuals.models import Decoder, presets
+from attention_residuals.ops import weighted_sum
 
 RULE_CONFIGS = {
     "standard": StandardResidual(),
     "full": AttnRes(sublayers_per_block=1),
     "block of 2": AttnRes(sublayers_per_block=2),
     "odd block": AttnRes(sublayers_per_block=3),
-    "one block": AttnRes(sublayers_per_block=99),
+    "one block": AttnRes(sublayers_per_block=6),
+    "input query": InputQuery(),
+    "input query, blocks": InputQuery(sublayers_per_block=2),
+    "static": StaticMixing(),
+    "static, not normalised": StaticMixing(normalised=False, sublayers_per_block=2),
+    "sigmoid": Sigmoid(),
+    "sigmoid, normalised": Sigmoid(normalised=True, sublayers_per_block=3),
+    "raw keys": RawKeys(),
+    "window of 2": SlidingWindow(window=2),
+    "window of 1, blocks": SlidingWindow(window=1, sublayers_per_block=2),
+    "heads": MultiHead(num_heads=5),
+    "heads with norms of their own": MultiHead(num_heads=2, key_norm="head", sublayers_per_block=2),
+    "value query": ValueQuery(),
+    "delta": Delta(),
+    "delta, blocks": Delta(sublayers_per_block=2),
+    "inkling2": Inkling2(),
+    "inkling2, blocks": Inkling2(sublayers_per_block=4),
+    "cumulative": Cumulative(),
+    "cumulative, odd block": Cumulative(sublayers_per_block=3),
 }
 every_rule = pytest.mark.parametrize("config", RULE_CONFIGS.values(), ids=RULE_CONFIGS.keys())
 NUM_LAYERS, WIDTH = 3, 10
@@ -44,7 +77,7 @@ class Looker:
 
 
 class Scaler(Looker):
-    """Doubles one writer's output, or moves all weight of one site to its first source."""
+    """Turns one writer's output around, or moves all weight of one site to its first source."""
 
     def __init__(self, writer=None, site=None):
         super().__init__()
@@ -59,7 +92,7 @@ class Scaler(Looker):
 
     def write(self, write):
         return super().write(
-            write._replace(output=2 * write.output) if write.writer == self.writer else write
+            write._replace(output=write.output.flip(-1)) if write.writer == self.writer else write
         )
 
 
@@ -71,17 +104,24 @@ def rule_of(config, dtype=torch.float64):
 
 
 def run(rule, embedding, *, tap=None, norm=None) -> list[Tensor]:
-    """The inputs of every site, under sublayers that are fixed random maps."""
+    """The inputs of every read, under sublayers that are fixed random maps."""
     norm = norm or RMSNorm(WIDTH).to(embedding.dtype)
     generator = torch.Generator().manual_seed(5)
     state, seen = rule.open(embedding, tap), []
-    for site in rule.sites()[:-1]:
+    for site in rule.sites():
         inputs, state = rule.read(state, site, norm, tap)
-        matrix = torch.randn(WIDTH, WIDTH, generator=generator, dtype=torch.float64).to(embedding.dtype)
-        state = rule.write(state, site, torch.tanh(inputs[0] @ matrix), tap)
-        seen.append(inputs[0])
-    inputs, _ = rule.read(state, OUTPUT, norm, tap)
-    return [*seen, inputs[0]]
+        parts = rule.parts(site)
+        assert len(inputs) == (3 if len(parts) > 1 else 1)
+        seen += [inputs["qkv".index(part) if part in "qkv" else 0] for part in parts]
+        if site != OUTPUT:
+            matrix = torch.randn(WIDTH, WIDTH, generator=generator, dtype=torch.float64).to(embedding.dtype)
+            state = rule.write(state, site, torch.tanh(sum(inputs) @ matrix), tap)
+    return seen
+
+
+def reads_of(rule) -> list[Site]:
+    """The site of every read, in order."""
+    return [site for site in rule.sites() for _ in rule.parts(site)]
 
 
 def embedding(dtype=torch.float64):
@@ -103,7 +143,10 @@ def test_looking_changes_no_bit(config):
 def test_each_site_is_offered_once_in_order_and_each_writer_too(config):
     rule, looker = rule_of(config), Looker()
     run(rule, embedding(), tap=looker)
-    assert [read.site for read in looker.reads] == list(rule.sites())
+    assert [read.site for read in looker.reads] == reads_of(rule)
+    assert [read.part for read in looker.reads] == [
+        part for site in rule.sites() for part in rule.parts(site)
+    ]
     assert [write.writer for write in looker.writes] == [EMBEDDING, *map(str, rule.sites()[:-1])]
 
 
@@ -112,19 +155,19 @@ def test_the_input_is_the_normalised_sum_of_weights_times_values(config):
     rule, looker, norm = rule_of(config), Looker(), RMSNorm(WIDTH).double()
     inputs = run(rule, embedding(), tap=looker, norm=norm)
     for read, used in zip(looker.reads, inputs, strict=True):
-        mix = torch.einsum("sbt,sbtd->btd", read.weights.double(), torch.stack(read.values))
+        mix = weighted_sum(read.weights, read.values)
         assert_close(used, norm(mix))
 
 
 @every_rule
-def test_every_source_is_the_sum_of_its_members_outputs(config):
+def test_every_value_is_the_sum_of_its_members_outputs(config):
     rule, looker = rule_of(config), Looker()
     run(rule, embedding(), tap=looker)
     for read in looker.reads:
         outputs = torch.stack([write.output for write in looker.writes[: len(read.writers)]])
         assert [write.writer for write in looker.writes[: len(read.writers)]] == list(read.writers)
-        expected = torch.einsum("sw,wbtd->sbtd", read.membership.double(), outputs)
-        assert_close(torch.stack(read.sources), expected)
+        pattern = "sw,wbtd->sbtd" if read.membership.ndim == 2 else "swbt,wbtd->sbtd"
+        assert_close(torch.stack(read.values), torch.einsum(pattern, read.membership.double(), outputs))
 
 
 @every_rule
@@ -134,16 +177,20 @@ def test_names_and_counts_of_sources_fit_the_read(config):
     for read in looker.reads:
         count = rule.num_sources(read.site)
         assert len(read.source_names) == len(set(read.source_names)) == len(read.sources) == count
-        assert read.weights.shape == (count, 2, 4)
-        assert read.membership.shape == (count, len(read.writers))
-        assert read.logits is None or torch.equal(read.weights, read.logits.softmax(0))
+        assert read.weights.shape[:3] == (count, 2, 4)
+        assert read.membership.shape[:2] == (count, len(read.writers))
+        assert read.logits is None or torch.equal(read.weights, rule.weights_of(read.logits))
 
 
 @every_rule
-def test_every_writer_is_a_member_of_some_source_at_every_later_site(config):
+def test_increments_overlap_nowhere_and_cumulative_sources_do(config):
     rule, looker = rule_of(config), Looker()
     run(rule, embedding(), tap=looker)
-    assert all((read.membership.sum(0) == 1).all() for read in looker.reads)
+    counts = [(read.membership != 0).sum(0).max() for read in looker.reads]
+    if rule.semantics.sources == "increments":
+        assert max(counts) == 1
+    elif max(rule.num_sources(site) for site in rule.sites()) > 1:
+        assert max(counts) > 1
 
 
 @every_rule
@@ -154,7 +201,7 @@ def test_any_norm_reads_the_same_mix(config, foreign):
     rule, looker = rule_of(config), Looker()
     inputs = run(rule, embedding(), tap=looker, norm=foreign.double())
     for read, used in zip(looker.reads, inputs, strict=True):
-        mix = torch.einsum("sbt,sbtd->btd", read.weights.double(), torch.stack(read.values))
+        mix = weighted_sum(read.weights, read.values)
         assert_close(used, foreign(mix))
 
 
@@ -182,7 +229,7 @@ def test_a_norm_with_a_hook_is_left_to_itself(config):
     norm.register_forward_hook(lambda module, args, output: calls.append(args) and None)
     with torch.no_grad():
         actual = run(rule, embedding(), norm=norm)
-    assert len(calls) == len(rule.sites())
+    assert len(calls) == len(reads_of(rule))
     for one, other in zip(actual, expected, strict=True):
         assert_close(one, other.detach())
 
@@ -191,8 +238,8 @@ def test_a_norm_with_a_hook_is_left_to_itself(config):
 def test_a_changed_write_reaches_every_later_site_and_no_earlier_one(config):
     rule = rule_of(config)
     plain, changed = (run(rule, embedding(), tap=tap) for tap in (None, Scaler(writer="L1.attention")))
-    same = [torch.equal(one, other) for one, other in zip(plain, changed, strict=True)]
-    assert same == [True] * 3 + [False] * 4
+    for site, one, other in zip(reads_of(rule), plain, changed, strict=True):
+        assert torch.equal(one, other) == (site in rule.sites()[:3])
 
 
 @every_rule
@@ -200,7 +247,7 @@ def test_a_changed_read_is_mixed_from_its_weights_and_values(config):
     rule, tap, norm = rule_of(config), Scaler(site="L1.mlp"), RMSNorm(WIDTH, eps=0.5).double()
     looker = Looker()
     inputs = run(rule, embedding(), tap=Chain(looker, tap), norm=norm)
-    number = rule.sites().index(Site(1, "mlp"))
+    number = reads_of(rule).index(Site(1, "mlp"))
     assert_close(inputs[number], norm(3.0 * looker.reads[number].values[0]))
 
 
@@ -208,7 +255,7 @@ def test_a_changed_read_is_mixed_from_its_weights_and_values(config):
 def test_a_later_tap_of_a_chain_sees_what_the_earlier_one_changed(config):
     rule, before, after = rule_of(config), Looker(), Looker()
     run(rule, embedding(), tap=Chain(before, Scaler(site="L1.mlp"), after))
-    number = rule.sites().index(Site(1, "mlp"))
+    number = reads_of(rule).index(Site(1, "mlp"))
     assert after.reads[number].weights[0].eq(3.0).all()
     assert not before.reads[number].weights[0].eq(3.0).any()
 
@@ -263,7 +310,7 @@ def test_an_edit_that_would_change_nothing_is_refused(config):
 @every_rule
 def test_an_output_that_would_be_broadcast_is_refused(config):
     rule = rule_of(config)
-    state = rule.open(embedding())
+    _, state = rule.read(rule.open(embedding()), Site(0, "attention"), RMSNorm(WIDTH).double())
     with pytest.raises(ShapeError, match=r"\[1, 4, 10\] from L0.attention"):
         rule.write(state, Site(0, "attention"), embedding()[:1])
 
@@ -287,16 +334,18 @@ def test_states_are_tensors_and_tuples_and_never_change_in_place(config):
     state = rule.open(embedding())
     for site in rule.sites()[:-1]:
         copies = [tensor.clone() for tensor in tensors(state)]
-        rule.read(state, site, norm)
-        following = rule.write(state, site, embedding())
+        _, after = rule.read(state, site, norm)
+        copies_after = [tensor.clone() for tensor in tensors(after)]
+        following = rule.write(after, site, embedding())
         assert all(torch.equal(one, other) for one, other in zip(tensors(state), copies, strict=True))
+        assert all(torch.equal(one, other) for one, other in zip(tensors(after), copies_after, strict=True))
         state = following
 
 
 @every_rule
 def test_sources_keep_the_embeddings_dtype_under_other_outputs(config):
     rule = rule_of(config, torch.float32)
-    state = rule.open(embedding(torch.float32))
+    _, state = rule.read(rule.open(embedding(torch.float32)), Site(0, "attention"), RMSNorm(WIDTH))
     state = rule.write(state, Site(0, "attention"), embedding(torch.float32).bfloat16())
     inputs, _ = rule.read(state, Site(0, "mlp"), RMSNorm(WIDTH))
     assert inputs[0].dtype == torch.float32

@@ -50,20 +50,21 @@ class Pass(NamedTuple):
 class Read(NamedTuple):
     """One depth read, complete: the state that the site uses is the sum of weights times values.
 
-    ``membership`` tells what each source contains: source s is the sum over writers of
-    ``membership[s, w]`` times that writer's output; the numbers are the same for all tokens, or one for
-    each.
+    Weights are those that are used; where groups of channels have weights apart, the last axis H numbers
+    the groups. Logits are the scores that the rule makes weights of, None where it has none.
+    ``membership`` tells what each value contains: value s is the sum over writers of ``membership[s, w]``
+    times that writer's output; the numbers are the same for all tokens, or one for each.
     """
 
     site: Site
     part: str
-    """``"in"``, or ``"q"``, ``"k"``, ``"v"`` where a site reads separately for them."""
+    """``"q"``, ``"k"`` or ``"v"`` where a site reads separately for them, ``"in"`` for all else."""
     source_names: tuple[str, ...]
     sources: tuple[Float[Tensor, "B T D"], ...]
     values: tuple[Float[Tensor, "B T D"], ...]
-    logits: Float[Tensor, "S B T"] | None
-    weights: Float[Tensor, "S B T"]
-    inverse_norms: Float[Tensor, "S B T"] | None
+    logits: Float[Tensor, "S B T"] | Float[Tensor, "S B T H"] | None
+    weights: Float[Tensor, "S B T"] | Float[Tensor, "S B T H"]
+    inverse_norms: Float[Tensor, "S B T"] | Float[Tensor, "S B T H"] | None
     writers: tuple[str, ...]
     membership: Float[Tensor, "S W"] | Float[Tensor, "S W B T"]
 

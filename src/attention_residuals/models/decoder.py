@@ -15,7 +15,7 @@ from attention_residuals.errors import DataError, ShapeError
 from attention_residuals.layers.attention import Attention, AttentionContext, Cache, allowed_pairs
 from attention_residuals.layers.mlp import MLP
 from attention_residuals.layers.norm import RMSNorm
-from attention_residuals.layers.residual import ResidualRule
+from attention_residuals.layers.residual import ResidualRule, checked_inputs
 from attention_residuals.layers.rope import rotation
 from attention_residuals.layers.tap import OUTPUT, Pass, Site, Tap
 from attention_residuals.models.config import DecoderConfig
@@ -73,10 +73,11 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(Layer(config, number) for number in range(config.num_layers))
         self.norm = RMSNorm(config.width, config.norm_eps)
         self.head = None if config.tied else nn.Linear(config.width, config.vocab_size, bias=False)
+        self._initialise()
+        # Last, so that a rule that draws its own start leaves the other weights what they are.
         self.residual: ResidualRule[Any] = config.residual.build(
             num_layers=config.num_layers, width=config.width
         )
-        self._initialise()
 
     def forward(
         self,
@@ -138,6 +139,7 @@ class Decoder(nn.Module):
         for site, sublayer in layer.sublayers():
             inputs, state = self.residual.read(state, site, sublayer.norm, tap)
             run = partial(_recomputed, sublayer) if saving else sublayer
+            inputs = checked_inputs(inputs, sublayer, site)
             state = self.residual.write(state, site, run(*inputs, context=context), tap)
         return state
 

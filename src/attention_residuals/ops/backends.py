@@ -10,10 +10,14 @@ from torch import Tensor
 
 from attention_residuals.errors import BackendError, nearest
 from attention_residuals.ops import eager, fla, fused, reference
-from attention_residuals.ops.depth_read import DepthRead
+from attention_residuals.ops.depth_read import DepthRead, compute_dtype
 
 __all__ = ["BACKENDS", "Backend", "chosen_backend", "depth_attention"]
 
+
+_HUGE = 2.0**100
+"""As a key norm's eps it drowns every mean square: the norm divides by 2^50, and the gain takes that back.
+Powers of two, so no bit is lost."""
 
 _INSTALLED = {package: importlib.util.find_spec(package) is not None for package in ("numba", "fla")}
 
@@ -100,7 +104,7 @@ def depth_attention(
     pseudo_query: Float[Tensor, " D"],
     key_gain: Float[Tensor, " D"],
     *,
-    eps: float,
+    eps: float | None,
     logit_bias: Float[Tensor, "S *BT"] | None = None,
     output_gain: Float[Tensor, " D"] | None = None,
     output_eps: float | None = None,
@@ -114,7 +118,8 @@ def depth_attention(
         sources: What is read, a sequence of tensors or one stacked tensor; at least one source.
         pseudo_query: The learned vector of this site; zero gives the mean of the sources.
         key_gain: The learned gain of the key norm.
-        eps: Added to the mean square of a source, >= 0.
+        eps: Added to the mean square of a source, >= 0. None leaves out the norm on keys; inverse norms
+            are then 1.
         logit_bias: Is added to the logits; -inf takes a source away from a token.
         output_gain: Gain of the reader's RMSNorm; when given, ``mix`` is the normalised mix.
         output_eps: The eps of that norm; given together with ``output_gain``.
@@ -150,15 +155,17 @@ def depth_attention(
             expected="a plain call",
             do="pass backend='reference', or give the batch as leading axes of the sources",
         )
-    return chosen.run(
+    raw = eps is None and chosen.name != "reference"
+    result = chosen.run(
         unstacked,
         pseudo_query,
-        key_gain,
-        eps=eps,
+        key_gain.to(compute_dtype(key_gain.dtype)) * _HUGE**0.5 if raw else key_gain,
+        eps=_HUGE if raw else eps,
         logit_bias=logit_bias,
         output_gain=output_gain,
         output_eps=output_eps,
     )
+    return result._replace(inverse_norms=torch.ones_like(result.inverse_norms)) if raw else result
 
 
 def chosen_backend(name: str, source: Tensor, with_bias: bool) -> Backend:

@@ -18,15 +18,15 @@ class DepthRead(NamedTuple):
 
     ``mix`` has the sources' dtype; logits and inverse norms are float32 (float64 for float64 sources).
     ``mix`` is the weighted sum of the raw sources or, where an output gain was given, that sum after
-    its RMSNorm.
+    its RMSNorm. Where groups of channels are scored apart, a last axis H numbers the groups.
     """
 
     mix: Float[Tensor, "*BT D"]
-    logits: Float[Tensor, "S *BT"]
-    inverse_norms: Float[Tensor, "S *BT"]
+    logits: Float[Tensor, "S *BT"] | Float[Tensor, "S *BT H"]
+    inverse_norms: Float[Tensor, "S *BT"] | Float[Tensor, "S *BT H"]
 
     @property
-    def weights(self) -> Float[Tensor, "S *BT"]:
+    def weights(self) -> Float[Tensor, "S *BT"] | Float[Tensor, "S *BT H"]:
         """Softmax of the logits over the sources; differentiable; sums to 1 over ``S``."""
         return self.logits.softmax(0)
 
@@ -47,7 +47,7 @@ def checked_sources(
     key_gain: Tensor,
     logit_bias: Tensor | None,
     output_gain: Tensor | None,
-    eps: float,
+    eps: float | None,
     output_eps: float | None,
 ) -> tuple[Tensor, ...]:
     """Returns the sources as a tuple, or raises.
@@ -94,7 +94,7 @@ def checked_sources(
             expected=f"{per_token}, a number for each source and token",
             do="expand it: logit_bias.expand(...)",
         )
-    if not eps >= 0 or not (output_eps or 0.0) >= 0:
+    if not (eps or 0.0) >= 0 or not (output_eps or 0.0) >= 0:
         raise ShapeError(
             got=f"eps={eps}, output_eps={output_eps}", expected="numbers >= 0", do="1e-6 is usual"
         )

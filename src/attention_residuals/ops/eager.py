@@ -21,7 +21,7 @@ from attention_residuals.ops.depth_read import (
     second_derivative,
 )
 
-__all__ = ["depth_attention"]
+__all__ = ["depth_attention", "inverse_rms", "norm_backward", "without_autocast"]
 
 
 def depth_attention(
@@ -59,13 +59,14 @@ def _mix(weights: Tensor, values: Sequence[Tensor], dtype: torch.dtype) -> Tenso
     return mix
 
 
-def _without_autocast(device: str) -> AbstractContextManager[object]:
-    """Under autocast a matrix-vector product would run in bfloat16."""
+def without_autocast(device: str) -> AbstractContextManager[object]:
+    """Turns autocast off, under which a matrix-vector product would run in bfloat16."""
     available = torch.amp.is_autocast_available(device)
     return torch.autocast(device, enabled=False) if available else nullcontext()
 
 
-def _inverse_rms(hidden: Tensor, eps: float) -> Tensor:
+def inverse_rms(hidden: Float[Tensor, "*BT D"], eps: float) -> Float[Tensor, "*BT"]:
+    """Returns one over the root mean square of the last axis, eps added to the mean square."""
     square: Tensor = torch.linalg.vecdot(hidden, hidden)
     return (square / hidden.shape[-1] + eps).rsqrt()
 
@@ -85,15 +86,15 @@ class _EagerDepthAttention(torch.autograd.Function):
         *sources: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         dtype = compute_dtype(sources[0].dtype)
-        with _without_autocast(sources[0].device.type):
+        with without_autocast(sources[0].device.type):
             direction_D = pseudo_query.to(dtype) * key_gain.to(dtype)
-            inverse_norms = torch.stack([_inverse_rms(source.to(dtype), eps) for source in sources])
+            inverse_norms = torch.stack([inverse_rms(source.to(dtype), eps) for source in sources])
             scores = torch.stack([source.to(dtype) @ direction_D for source in sources]) * inverse_norms
             logits = scores if logit_bias is None else scores + logit_bias.to(dtype)
             mix = _mix(logits.softmax(0), sources, dtype)
             output_norm = None
             if output_gain is not None and output_eps is not None:
-                output_norm = _inverse_rms(mix, output_eps)
+                output_norm = inverse_rms(mix, output_eps)
                 mix.mul_(output_norm[..., None]).mul_(output_gain.to(dtype))
         ctx.save_for_backward(
             pseudo_query, key_gain, output_gain, scores, logits, inverse_norms, output_norm, *sources
@@ -116,14 +117,14 @@ class _EagerDepthAttention(torch.autograd.Function):
         shape, dtype = sources[0].shape, logit_SN.dtype
         value_NDs = [source.reshape(-1, shape[-1]) for source in sources]
         weight_SN = logit_SN.softmax(0)
-        with _without_autocast(sources[0].device.type):
+        with without_autocast(sources[0].device.type):
             grad_output_gain = None
             grad_logit_SN = torch.zeros_like(logit_SN)
             if grad_mix is not None:
                 grad_ND = grad_mix.reshape(-1, shape[-1]).to(dtype)
                 if output_norm_N is not None:
                     mix_ND = _mix(weight_SN, value_NDs, dtype)
-                    grad_ND, grad_output_gain = _norm_backward(grad_ND, mix_ND, output_gain, output_norm_N)
+                    grad_ND, grad_output_gain = norm_backward(grad_ND, mix_ND, output_gain, output_norm_N)
                 grad_weight_SN = torch.stack(
                     [torch.linalg.vecdot(value.to(dtype), grad_ND) for value in value_NDs]
                 )
@@ -158,7 +159,7 @@ class _EagerDepthAttention(torch.autograd.Function):
         )
 
 
-def _norm_backward(
+def norm_backward(
     grad_ND: Tensor, mix_ND: Tensor, output_gain: Tensor, output_norm_N: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Gradients of mix * output_norm * output_gain with respect to the mix and the gain."""

@@ -16,7 +16,7 @@ def depth_attention(
     pseudo_query: Float[Tensor, " D"],
     key_gain: Float[Tensor, " D"],
     *,
-    eps: float,
+    eps: float | None,
     logit_bias: Float[Tensor, "S *BT"] | None = None,
     output_gain: Float[Tensor, " D"] | None = None,
     output_eps: float | None = None,
@@ -31,7 +31,7 @@ def depth_attention(
         sources: What is read, a sequence of tensors or one stacked tensor; at least one source.
         pseudo_query: The learned vector of this site; zero gives the mean of the sources.
         key_gain: The learned gain of the key norm.
-        eps: Added to the mean square of a source, >= 0.
+        eps: Added to the mean square of a source, >= 0. None leaves out the norm on keys.
         logit_bias: Is added to the logits; -inf takes a source away from a token.
         output_gain: Gain of the reader's RMSNorm; when given, ``mix`` is the normalised mix.
         output_eps: The eps of that norm; given together with ``output_gain``.
@@ -55,7 +55,9 @@ def depth_attention(
     unstacked = checked_sources(sources, pseudo_query, key_gain, logit_bias, output_gain, eps, output_eps)
     dtype = compute_dtype(unstacked[0].dtype)
     value = torch.stack(unstacked).to(dtype)
-    inverse_norms = (value.square().mean(-1) + eps).rsqrt()
+    inverse_norms = (value.square().mean(-1) + (eps or 0.0)).rsqrt()
+    if eps is None:
+        inverse_norms = torch.ones_like(inverse_norms)
     key = value * inverse_norms.unsqueeze(-1) * key_gain.to(dtype)
     logits = (key * pseudo_query.to(dtype)).sum(-1)
     if logit_bias is not None:
@@ -67,16 +69,21 @@ def depth_attention(
 
 
 def weighted_sum(
-    weights: Float[Tensor, "S *BT"], values: Sequence[Float[Tensor, "*BT D"]]
+    weights: Float[Tensor, "S *BTH"], values: Sequence[Float[Tensor, "*BT D"]]
 ) -> Float[Tensor, "*BT D"]:
     """Mixes values with given weights, in float32 (float64 for float64 values) with one final cast.
 
-    This is how a read that a tap has changed becomes a state again.
+    This is how a read that a tap has changed becomes a state again. Weights with a last axis of heads are
+    those of as many groups of channels.
 
     Example:
         >>> weighted_sum(torch.tensor([[0.25], [0.75]]), [torch.zeros(1, 2), torch.ones(1, 2)])
         tensor([[0.7500, 0.7500]])
     """
-    dtype = compute_dtype(values[0].dtype)
-    terms = [weight.unsqueeze(-1) * value for weight, value in zip(weights.to(dtype), values, strict=True)]
-    return torch.stack(terms).sum(0).to(values[0].dtype)
+    value = torch.stack(tuple(values)).to(compute_dtype(values[0].dtype))
+    weights = weights.to(value.dtype)
+    if weights.ndim < value.ndim:
+        weights = weights.unsqueeze(-1)
+    groups = value.unflatten(-1, (weights.shape[-1], -1))
+    mix: Tensor = (weights.unsqueeze(-1) * groups).sum(0).flatten(-2)
+    return mix.to(values[0].dtype)

@@ -135,7 +135,7 @@ def token_map(
             len(panels), 1, squeeze=False, sharex=True, gridspec_kw={"height_ratios": heights}
         )
         for axes, site in zip(grid.flat, panels, strict=True):
-            weights = site.weights[:, row, columns]
+            weights = site.token_weights[:, row, columns]
             _check_weights(site.site, weights.T)
             _draw_weights(axes, weights, written=len(columns) <= 40)
             axes.set_yticks(range(len(weights)), labels=[_source_label(name) for name in site.source_names])

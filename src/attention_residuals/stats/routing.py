@@ -17,6 +17,7 @@ __all__ = [
     "embedding_share",
     "normalised_entropy",
     "output_magnitude",
+    "real_tokens",
     "token_routing",
 ]
 
@@ -34,6 +35,11 @@ class Routing(NamedTuple):
     is_open: Bool[Tensor, "R C"]
 
 
+def real_tokens(trace: Trace) -> Bool[Tensor, "B T"]:
+    """Tells which tokens are real: all where the trace has no mask."""
+    return torch.ones_like(trace.tokens, dtype=torch.bool) if trace.mask is None else trace.mask
+
+
 def average_routing(trace: Trace, kind: str) -> Routing:
     """Averages the weights over all real tokens (paper, Fig. 8).
 
@@ -47,7 +53,9 @@ def average_routing(trace: Trace, kind: str) -> Routing:
     Raises:
         ConfigError: The trace has no sites of that kind.
     """
-    return _routing([(site, site.weights[:, _real(trace)].mean(1)) for site in _sites(trace, kind)])
+    return _routing(
+        [(site, site.token_weights[:, real_tokens(trace)].mean(1)) for site in _sites(trace, kind)]
+    )
 
 
 def token_routing(trace: Trace, kind: str, *, row: int, token: int) -> Routing:
@@ -56,7 +64,7 @@ def token_routing(trace: Trace, kind: str, *, row: int, token: int) -> Routing:
     Raises:
         ConfigError: The trace has no sites of that kind.
     """
-    return _routing([(site, site.weights[:, row, token]) for site in _sites(trace, kind)])
+    return _routing([(site, site.token_weights[:, row, token]) for site in _sites(trace, kind)])
 
 
 def normalised_entropy(trace: Trace, site: str) -> Float[Tensor, "B T"]:
@@ -65,7 +73,7 @@ def normalised_entropy(trace: Trace, site: str) -> Float[Tensor, "B T"]:
     The entropy is divided by the logarithm of the number of sources, so that sites compare. NaN where
     there is only one source.
     """
-    weights = trace[site].weights
+    weights = trace[site].token_weights
     if len(weights) == 1:
         return torch.full_like(weights[0], math.nan)
     entropies: Tensor = torch.special.entr(weights).sum(0)
@@ -76,8 +84,8 @@ def embedding_share(trace: Trace, site: str) -> Float[Tensor, "B T"]:
     """Measures how much of a site's weight is on the embedding, 0 to 1; NaN where it is no source."""
     names = trace[site].source_names
     if EMBEDDING not in names:
-        return torch.full_like(trace[site].weights[0], math.nan)
-    return trace[site].weights[names.index(EMBEDDING)]
+        return torch.full_like(trace[site].token_weights[0], math.nan)
+    return trace[site].token_weights[names.index(EMBEDDING)]
 
 
 def output_magnitude(trace: Trace) -> tuple[float, ...]:
@@ -89,13 +97,10 @@ def output_magnitude(trace: Trace) -> tuple[float, ...]:
     Returns:
         For each layer the root mean square over channels and real tokens; above 0, no upper end.
     """
-    readers = [site for site in trace.sites if not site.site.endswith(".mlp")][1:]
-    squares = [site.source_norms[-1][_real(trace)].square().mean() / trace.width for site in readers]
+    first_reads = {site.site: site for site in reversed(trace.sites) if not site.site.endswith(".mlp")}
+    readers = list(reversed(first_reads.values()))[1:]
+    squares = [site.source_norms[-1][real_tokens(trace)].square().mean() / trace.width for site in readers]
     return tuple(square.sqrt().item() for square in squares)
-
-
-def _real(trace: Trace) -> Bool[Tensor, "B T"]:
-    return torch.ones_like(trace.tokens, dtype=torch.bool) if trace.mask is None else trace.mask
 
 
 def _sites(trace: Trace, kind: str) -> list[SiteTrace]:
@@ -118,7 +123,7 @@ def _routing(rows: list[tuple[SiteTrace, Tensor]]) -> Routing:
         for name, weight in zip(site.source_names, mean, strict=True):
             weights[number, columns[_identity(name)]] = weight
             is_open[number, columns[_identity(name)]] = ".open@" in name
-    return Routing(tuple(site.site for site, _ in rows), tuple(columns), weights, is_open)
+    return Routing(tuple(site.name for site, _ in rows), tuple(columns), weights, is_open)
 
 
 def _identity(source_name: str) -> str:

@@ -1,6 +1,7 @@
 """Taps that look: the routing of a forward pass, and the gradients that reach each writer."""
 
 import platform
+from dataclasses import asdict
 
 import torch
 from jaxtyping import Bool, Int
@@ -48,7 +49,7 @@ class Recorder:
         self._run = run
 
     def read(self, read: Read) -> Read:
-        """Keeps weights, logits and source norms."""
+        """Keeps weights, logits, source norms and who wrote what."""
         norms = torch.stack([source.detach().float().norm(dim=-1) for source in read.sources])
         self._sites.append(
             SiteTrace(
@@ -58,6 +59,8 @@ class Recorder:
                 weights=_kept(read.weights),
                 logits=None if read.logits is None else _kept(read.logits),
                 source_norms=_kept(norms),
+                writers=read.writers,
+                membership=_kept(read.membership),
             )
         )
         return read
@@ -95,6 +98,7 @@ class Recorder:
             token_texts=texts,
             width=rule.width,
             rule=encode(getattr(rule, "config", {"type": type(rule).__name__})),
+            semantics=asdict(rule.semantics),
             about={
                 "attention_residuals": __version__,
                 "torch": str(torch.__version__),

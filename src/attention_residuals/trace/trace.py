@@ -18,26 +18,39 @@ from attention_residuals.models.weights import load_tensors, read_json
 
 __all__ = ["SiteTrace", "Trace"]
 
-FORMAT = 1
+FORMAT = 2
 """Of trace.json; raised when an older version of this package could not read it."""
 
-_TENSORS = ("weights", "logits", "source_norms")
+_TENSORS = ("weights", "logits", "source_norms", "membership")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SiteTrace:
     """What one site read, for every token.
 
-    ``weights`` are those that were used; ``logits`` are None for rules without scores; ``source_norms``
-    are L2 norms over the width.
+    ``weights`` are those that were used, with a last axis H where groups of channels have weights apart;
+    ``logits`` are None for rules without scores; ``source_norms`` are L2 norms over the width;
+    ``membership`` tells how many times each source's value holds each writer's output.
     """
 
     site: str
     part: str
     source_names: tuple[str, ...]
-    weights: Float[Tensor, "S B T"]
-    logits: Float[Tensor, "S B T"] | None
+    weights: Float[Tensor, "S B T"] | Float[Tensor, "S B T H"]
+    logits: Float[Tensor, "S B T"] | Float[Tensor, "S B T H"] | None
     source_norms: Float[Tensor, "S B T"]
+    writers: tuple[str, ...]
+    membership: Float[Tensor, "S W"] | Float[Tensor, "S W B T"]
+
+    @property
+    def name(self) -> str:
+        """The site, and the part where it reads separately: ``"L3.attention"`` or ``"L3.attention.v"``."""
+        return self.site if self.part == "in" else f"{self.site}.{self.part}"
+
+    @property
+    def token_weights(self) -> Float[Tensor, "S B T"]:
+        """The weights, averaged over groups of channels where those have weights apart."""
+        return self.weights if self.weights.ndim == 3 else self.weights.mean(-1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +65,7 @@ class Trace:
         token_texts: Each token as text, row by row; empty when no tokenizer was given.
         width: D of the model.
         rule: The residual rule's config, as JSON holds it.
+        semantics: What the rule's sources and weights are (``layers.residual.Semantics``), as JSON holds it.
         about: Versions, dtype, checkpoint and whatever else says where the trace comes from.
     """
 
@@ -62,23 +76,42 @@ class Trace:
     token_texts: tuple[tuple[str, ...], ...] = ()
     width: int
     rule: dict[str, Any]
+    semantics: dict[str, Any]
     about: dict[str, Any] = field(default_factory=dict)
 
     def __getitem__(self, site: str) -> SiteTrace:
-        """Returns a site by name, such as ``"L3.attention"`` or ``"output"``.
+        """Returns a read by name, such as ``"L3.attention"``, ``"L3.attention.v"`` or ``"output"``.
+
+        Of a site that reads several times, the site's name alone is its first read.
 
         Raises:
             ConfigError: There is no such site.
         """
         for candidate in self.sites:
-            if candidate.site == site:
+            if site in (candidate.name, candidate.site):
                 return candidate
-        names = [candidate.site for candidate in self.sites]
+        names = [candidate.name for candidate in self.sites]
         raise ConfigError(got=f"site {site!r}", expected="a site of this trace", do=nearest(site, names))
 
     def __repr__(self) -> str:
         """Shows the average routing as a table, a site a line."""
         return routing_table(self)
+
+    @property
+    def cautions(self) -> tuple[str, ...]:
+        """What to bear in mind when reading the weights of this rule, a sentence each."""
+        semantics = self.semantics
+        several = any(len(site.source_names) > 1 for site in self.sites)
+        facts = {
+            "sources are cumulative, a writer is in several of them: read the writer weights (mixing_matrix)": (
+                semantics["sources"] == "cumulative" and several
+            ),
+            "a learned bias favours the newest source": semantics["biased"],
+            "the output has no weights of its own": not semantics["output_read"] and several,
+            "values are normalised, a weight is not a share of its source": semantics["values"]
+            == "normalised",
+        }
+        return tuple(sentence for sentence, holds in facts.items() if holds)
 
     def save(self, folder: Path | str) -> None:
         """Writes trace.json and trace.safetensors into a folder that holds no trace yet.
@@ -100,10 +133,14 @@ class Trace:
                     tensors[f"{number}.{name}"] = tensor
         description: dict[str, Any] = {
             "format": FORMAT,
-            "sites": [{"site": s.site, "part": s.part, "sources": s.source_names} for s in self.sites],
+            "sites": [
+                {"site": s.site, "part": s.part, "sources": s.source_names, "writers": s.writers}
+                for s in self.sites
+            ],
             "token_texts": self.token_texts,
             "width": self.width,
             "rule": self.rule,
+            "semantics": self.semantics,
             "about": self.about,
         }
         try:
@@ -125,11 +162,17 @@ class Trace:
         """
         folder = Path(folder)
         description = read_json(folder / "trace.json", newest=FORMAT)
+        if description["format"] < FORMAT:
+            raise CheckpointError(
+                got=f"{folder / 'trace.json'} of format {description['format']}",
+                expected=f"format {FORMAT}, which says who wrote each source",
+                do="record the trace again",
+            )
         tensors = load_tensors(folder / "trace.safetensors", sha256_expected=str(description.get("sha256")))
         try:
             sites = tuple(_site(about, tensors, number) for number, about in enumerate(description["sites"]))
             texts = _texts(description["token_texts"], tensors["tokens"])
-            for name, kind in (("width", int), ("rule", dict), ("about", dict)):
+            for name, kind in (("width", int), ("rule", dict), ("semantics", dict), ("about", dict)):
                 if type(description[name]) is not kind:
                     raise TypeError(f"{name} is {description[name]!r}")
             return cls(
@@ -140,6 +183,7 @@ class Trace:
                 token_texts=texts,
                 width=description["width"],
                 rule=description["rule"],
+                semantics=description["semantics"],
                 about=description["about"],
             )
         except (KeyError, TypeError, ValueError) as error:
@@ -163,13 +207,16 @@ def _texts(rows: Any, tokens: Tensor) -> tuple[tuple[str, ...], ...]:
 
 def _site(about: dict[str, Any], tensors: dict[str, Tensor], number: int) -> SiteTrace:
     """Puts a site together; KeyError, TypeError and ValueError mean that its description is garbled."""
-    names, weights = about["sources"], tensors[f"{number}.weights"]
-    if not isinstance(names, list) or not all(
-        isinstance(name, str) for name in (about["site"], about["part"], *names)
-    ):
+    names, writers = about["sources"], about["writers"]
+    weights, membership = tensors[f"{number}.weights"], tensors[f"{number}.membership"]
+    if not isinstance(names, list) or not isinstance(writers, list):
         raise TypeError(f"site {number} is {about!r}")
-    if len(names) != len(weights):
-        raise ValueError(f"site {number} has {len(names)} names for {len(weights)} sources")
+    if not all(isinstance(name, str) for name in (about["site"], about["part"], *names, *writers)):
+        raise TypeError(f"site {number} is {about!r}")
+    if (len(names), len(writers)) != membership.shape[:2] or len(names) != len(weights):
+        raise ValueError(
+            f"site {number} has {len(names)} names and {len(writers)} writers for {len(weights)} sources"
+        )
     return SiteTrace(
         site=about["site"],
         part=about["part"],
@@ -177,6 +224,8 @@ def _site(about: dict[str, Any], tensors: dict[str, Tensor], number: int) -> Sit
         weights=weights,
         logits=tensors.get(f"{number}.logits"),
         source_norms=tensors[f"{number}.source_norms"],
+        writers=tuple(writers),
+        membership=membership,
     )
 
 
@@ -194,12 +243,13 @@ def routing_table(trace: Trace, token: tuple[int, int] | None = None, num_source
     lines = [
         f"depth routing, {trace.rule.get('type')}, {len(trace.sites)} sites, {batch} x {length} tokens: {shown}"
     ]
+    lines += [f"caution: {caution}" for caution in trace.cautions]
     for site in trace.sites:
-        weights = site.weights[:, real].mean(1) if token is None else site.weights[:, token[0], token[1]]
+        by_token = site.token_weights
+        weights = by_token[:, real].mean(1) if token is None else by_token[:, token[0], token[1]]
         kept = sorted(torch.topk(weights, min(num_sources, len(weights))).indices.tolist())
         cells = "  ".join(f"{site.source_names[source]} {weights[source]:.2f}" for source in kept)
         left = len(weights) - len(kept)
         rest = f"  ({left} more)" if left else ""
-        part = "" if site.part == "in" else f" {site.part}"
-        lines.append(f"{site.site + part:<14} {cells}{rest}")
+        lines.append(f"{site.name:<14} {cells}{rest}")
     return "\n".join(lines)

@@ -1,25 +1,66 @@
 """Residual rules: small classes behind one interface, ``open / read / write``."""
 
-from attention_residuals.layers.residual.attnres import AttnRes, AttnResRule, AttnResState, DepthReader
-from attention_residuals.layers.residual.interface import Norm, ResidualConfig, ResidualRule
+from attention_residuals.layers.residual.attnres import AttnRes, AttnResRule
+from attention_residuals.layers.residual.cumulative import Cumulative
+from attention_residuals.layers.residual.delta import Delta
+from attention_residuals.layers.residual.heads import MultiHead
+from attention_residuals.layers.residual.inkling2 import Inkling2
+from attention_residuals.layers.residual.input_query import InputQuery
+from attention_residuals.layers.residual.interface import (
+    Norm,
+    ResidualConfig,
+    ResidualRule,
+    Semantics,
+    checked_inputs,
+)
+from attention_residuals.layers.residual.raw_keys import RawKeys
+from attention_residuals.layers.residual.sigmoid import Sigmoid
+from attention_residuals.layers.residual.sources import DepthReader, SourceConfig, SourceRule, SourceState
 from attention_residuals.layers.residual.standard import StandardResidual, StandardRule, StandardState
+from attention_residuals.layers.residual.static import StaticMixing
+from attention_residuals.layers.residual.value_query import ValueQuery
+from attention_residuals.layers.residual.window import SlidingWindow
 
 __all__ = [
     "RULES",
     "AttnRes",
     "AttnResRule",
-    "AttnResState",
+    "Cumulative",
+    "Delta",
     "DepthReader",
+    "Inkling2",
+    "InputQuery",
+    "MultiHead",
     "Norm",
+    "RawKeys",
     "ResidualConfig",
     "ResidualRule",
+    "Semantics",
+    "Sigmoid",
+    "SlidingWindow",
+    "SourceConfig",
+    "SourceRule",
+    "SourceState",
     "StandardResidual",
     "StandardRule",
     "StandardState",
+    "StaticMixing",
+    "ValueQuery",
+    "checked_inputs",
 ]
 
 RULES: dict[str, type[ResidualConfig]] = {
-    "attnres": AttnRes,
     "standard": StandardResidual,
+    "attnres": AttnRes,
+    "input-query": InputQuery,
+    "static": StaticMixing,
+    "sigmoid": Sigmoid,
+    "raw-keys": RawKeys,
+    "window": SlidingWindow,
+    "heads": MultiHead,
+    "value-query": ValueQuery,
+    "delta": Delta,
+    "inkling2": Inkling2,
+    "cumulative": Cumulative,
 }
 """Every rule's config by the name that files and commands use."""

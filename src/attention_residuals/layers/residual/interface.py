@@ -1,20 +1,52 @@
-"""The residual interface: two verbs on one state, and a config that builds the rule."""
+"""The residual interface: three verbs on one state, and a config that builds the rule."""
 
+import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from attention_residuals.errors import ShapeError
+from attention_residuals.errors import ConfigError, ShapeError
 from attention_residuals.layers.tap import OUTPUT, Site, Tap
 
-__all__ = ["Norm", "ResidualConfig", "ResidualRule"]
+__all__ = [
+    "Norm",
+    "ResidualConfig",
+    "ResidualRule",
+    "Semantics",
+    "checked_inputs",
+    "checked_output",
+    "inputs_of_parts",
+    "to_source_dtype",
+]
 
 Norm = Callable[[Tensor], Tensor]
 StateT = TypeVar("StateT")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Semantics:
+    """What the numbers of a rule's reads mean; every trace carries it.
+
+    Args:
+        sources: ``"increments"``: every writer is in one source at most. ``"cumulative"``: sources overlap,
+            so that the weight of one source says little about a writer's; read the writer weights.
+        weights: What makes the weights: ``"one"`` (always 1), ``"learned"`` (the same for every token),
+            or the function of scores.
+        values: ``"normalised"`` where a value is its source divided by its root mean square.
+        biased: A learned bias favours the newest source.
+        output_read: The output reads the sources by weights of its own.
+    """
+
+    sources: Literal["increments", "cumulative"]
+    weights: Literal["one", "learned", "softmax", "softmax of learned", "sigmoid", "1 + softmax", "gates"]
+    values: Literal["raw", "normalised"] = "raw"
+    biased: bool = False
+    output_read: bool = True
 
 
 class ResidualRule(nn.Module, ABC, Generic[StateT]):
@@ -29,9 +61,19 @@ class ResidualRule(nn.Module, ABC, Generic[StateT]):
         width: D.
     """
 
+    semantics: Semantics
+
     def __init__(self, num_layers: int, width: int) -> None:
         super().__init__()
         self.num_layers, self.width = num_layers, width
+
+    def parts(self, site: Site) -> tuple[str, ...]:
+        """Names the reads of a site: one, ``"in"``, unless the rule reads separately for q, k and v."""
+        return ("in",)
+
+    def weights_of(self, logits: Float[Tensor, "S *BT"]) -> Float[Tensor, "S *BT"]:
+        """Makes weights of scores: softmax over the sources, in most rules that have scores."""
+        return logits.softmax(0)
 
     def sites(self) -> tuple[Site, ...]:
         """Lists all sites in the order in which they read."""
@@ -71,7 +113,12 @@ class ResidualRule(nn.Module, ABC, Generic[StateT]):
 
 
 class ResidualConfig(ABC):
-    """The options of one rule; base of small frozen dataclasses that JSON can hold."""
+    """The options of one rule; base of small frozen dataclasses that JSON can hold.
+
+    A class says in ``formula`` what a read does, with h the state at a read, v the outputs before it.
+    """
+
+    formula: ClassVar[str] = ""
 
     @abstractmethod
     def build(self, *, num_layers: int, width: int) -> ResidualRule[Any]:
@@ -80,6 +127,41 @@ class ResidualConfig(ABC):
         Raises:
             ConfigError: The options do not fit the shape.
         """
+
+
+def inputs_of_parts(read_BTD: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+    """Puts the reads of a site in the order in which attention takes them: q, k, v, or the only one.
+
+    Example:
+        >>> one, other = torch.zeros(1), torch.ones(1)
+        >>> inputs_of_parts({"in": one, "v": other})
+        (tensor([0.]), tensor([0.]), tensor([1.]))
+    """
+    if len(read_BTD) == 1:
+        return tuple(read_BTD.values())
+    return tuple(read_BTD[part] if part in read_BTD else read_BTD["in"] for part in "qkv")
+
+
+def checked_inputs(
+    inputs: tuple[Tensor, ...], sublayer: Callable[..., Any], site: Site
+) -> tuple[Tensor, ...]:
+    """Returns a site's inputs if its sublayer takes that many; call it before ``sublayer(*inputs)``.
+
+    Raises:
+        ConfigError: The rule reads separately for queries, keys and values, and the sublayer takes one input.
+    """
+    if len(inputs) == 1:
+        return inputs
+    function = sublayer.forward if isinstance(sublayer, nn.Module) else sublayer
+    try:
+        inspect.signature(function).bind_partial(*inputs)
+    except TypeError as error:
+        raise ConfigError(
+            got=f"{len(inputs)} inputs for {type(sublayer).__name__} at {site}, which takes fewer",
+            expected="an attention that takes (q_input, k_input, v_input)",
+            do="use such an attention, or a residual rule with one read a site, such as AttnRes",
+        ) from error
+    return inputs
 
 
 def checked_output(output: Tensor, source: Tensor, site: Site) -> Tensor:

@@ -1,12 +1,18 @@
 """The standard residual connection: every earlier output with weight 1."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from attention_residuals.layers.residual.interface import Norm, ResidualConfig, ResidualRule, checked_output
+from attention_residuals.layers.residual.interface import (
+    Norm,
+    ResidualConfig,
+    ResidualRule,
+    Semantics,
+    checked_output,
+)
 from attention_residuals.layers.tap import (
     EMBEDDING,
     Read,
@@ -31,6 +37,8 @@ class StandardResidual(ResidualConfig):
         1
     """
 
+    formula: ClassVar[str] = "h = sum_i v_i"
+
     def build(self, *, num_layers: int, width: int) -> "StandardRule":
         """Makes the rule, which has no parameters."""
         return StandardRule(self, num_layers, width)
@@ -50,6 +58,8 @@ class StandardRule(ResidualRule[StandardState]):
     Source:
         He et al., arXiv:1512.03385; pre-norm form: Xiong et al., arXiv:2002.04745.
     """
+
+    semantics = Semantics(sources="cumulative", weights="one", output_read=False)
 
     def __init__(self, config: StandardResidual, num_layers: int, width: int) -> None:
         super().__init__(num_layers, width)
