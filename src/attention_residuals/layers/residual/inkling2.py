@@ -56,10 +56,6 @@ class Inkling2Rule(SourceRule):
 
     semantics = Semantics(sources="increments", weights="softmax", values="normalised")
 
-    def __init__(self, config: Inkling2, num_layers: int, width: int) -> None:
-        super().__init__(config, num_layers, width)
-        self.register_buffer("scale", torch.full((width,), width**-0.5), persistent=False)
-
     def parts(self, site: Site) -> tuple[str, ...]:
         """Names the reads of a site."""
         return ("q", "k", "v") if site.kind == "attention" else ("in",)
@@ -108,10 +104,8 @@ class Inkling2Rule(SourceRule):
         """Attends over the normalised sources, which are keys and values both."""
         query = self.readers[reader_name(site, part)].pseudo_query
         assert isinstance(query, Tensor)
-        assert isinstance(self.scale, Tensor)
-        return depth_attention(
-            values, query, self.scale, eps=None, output_gain=output_gain, output_eps=output_eps
-        )
+        scale = torch.full_like(query, self.width**-0.5)
+        return depth_attention(values, query, scale, eps=None, output_gain=output_gain, output_eps=output_eps)
 
     def _normalised(self, source: Tensor) -> Tensor:
         return F.rms_norm(source, (self.width,), None, self.config.key_eps)

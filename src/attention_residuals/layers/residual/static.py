@@ -61,8 +61,6 @@ class StaticMixingRule(SourceRule):
         self.semantics = Semantics(
             sources="increments", weights="softmax of learned" if config.normalised else "learned"
         )
-        self.register_buffer("no_query", torch.zeros(width), persistent=False)
-        self.register_buffer("no_gain", torch.ones(width), persistent=False)
 
     def make_reader(self, site: Site, part: str) -> Scalars:
         """Makes the numbers, all alike at the start."""
@@ -88,13 +86,11 @@ class StaticMixingRule(SourceRule):
         if not self.config.normalised:
             mix = weighted_mix(number_SBT, values, output_gain, output_eps)
             return DepthRead(mix, number_SBT, torch.ones_like(number_SBT))
-        query, gain = self.no_query, self.no_gain
-        assert isinstance(query, Tensor)
-        assert isinstance(gain, Tensor)
+        no_query = scalars.new_zeros(self.width)
         return depth_attention(
             values,
-            query,
-            gain,
+            no_query,
+            no_query + 1,
             eps=None,
             logit_bias=number_SBT,
             output_gain=output_gain,
