@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from torch.profiler import profile
 
 from attention_residuals import AttnRes, Decoder, Recorder, StandardResidual, depth_attention, presets
+from attention_residuals.layers.residual import RULES, ResidualConfig
 from attention_residuals.ops import BACKENDS
 from benchmarks.arms import op_arms
 from benchmarks.timing import paired_times, ratio
@@ -155,14 +156,16 @@ def op_shapes() -> Iterator[Line]:
             )
 
 
-def _models() -> dict[str, Decoder]:
+_MAIN_RULES: dict[str, ResidualConfig] = {
+    "standard": StandardResidual(),
+    "Block (4)": AttnRes(sublayers_per_block=4),
+    "Full": AttnRes(sublayers_per_block=1),
+}
+
+
+def _models(rules: dict[str, ResidualConfig] = _MAIN_RULES) -> dict[str, Decoder]:
     base = presets.scaled(8, vocab_size=4096)
     base = replace(base, width=384, num_heads=6, num_kv_heads=6, head_width=64, mlp_width=1024)
-    rules = {
-        "standard": StandardResidual(),
-        "Block (4)": AttnRes(sublayers_per_block=4),
-        "Full": AttnRes(sublayers_per_block=1),
-    }
     models = {}
     for name, residual in rules.items():
         torch.manual_seed(0)
@@ -170,8 +173,8 @@ def _models() -> dict[str, Decoder]:
     return models
 
 
-def _steps() -> dict[str, Callable[[], object]]:
-    tokens = torch.randint(4096, (8, 513), generator=torch.Generator().manual_seed(0))
+def _steps(rules: dict[str, ResidualConfig] = _MAIN_RULES, batch: int = 8) -> dict[str, Callable[[], object]]:
+    tokens = torch.randint(4096, (batch, 513), generator=torch.Generator().manual_seed(0))
 
     def step_of(model: Decoder) -> Callable[[], object]:
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
@@ -183,7 +186,7 @@ def _steps() -> dict[str, Callable[[], object]]:
 
         return step
 
-    return {name: step_of(model) for name, model in _models().items()}
+    return {name: step_of(model) for name, model in _models(rules).items()}
 
 
 def training_step() -> Iterator[Line]:
@@ -197,6 +200,20 @@ def training_step() -> Iterator[Line]:
         yield Line(
             case, f"{name} / standard", f"{middle:.3f} [{low:.3f}, {high:.3f}]", f"<= {most}", middle <= most
         )
+
+
+def every_rule() -> Iterator[Line]:
+    """That training step with 2 sequences, for every residual rule beside the standard one."""
+    case = "training step of every rule, 8 layers, d 384"
+    configs = {name: config() for name, config in RULES.items()}
+    configs["attnres, blocks of 4"] = AttnRes(sublayers_per_block=4)
+    times = paired_times(_steps(configs, batch=2), 7)
+    for name, seconds in times.items():
+        if name != "standard":
+            middle, low, high = ratio(seconds, times["standard"])
+            yield Line(
+                case, f"{name} / standard", f"{middle:.2f} [{low:.2f}, {high:.2f}]", "<= 1.3", middle <= 1.3
+            )
 
 
 def memory() -> Iterator[Line]:
@@ -300,6 +317,7 @@ CASES: dict[str, Callable[[], Iterator[Line]]] = {
     "op-bfloat16": op_bfloat16,
     "op-shapes": op_shapes,
     "step": training_step,
+    "rules": every_rule,
     "memory": memory,
     "one-token": one_token,
     "tap": tap,

@@ -9,9 +9,11 @@ import time
 
 import pytest
 
-from attention_residuals import cli
-from attention_residuals.cli import main, source_of
+from attention_residuals.cli import main, names, training
+from attention_residuals.cli.names import source_of
 from attention_residuals.data import HuggingFaceDataset
+from attention_residuals.errors import ConfigError
+from attention_residuals.layers.residual import RULES, AttnRes, MultiHead, StandardResidual, StaticMixing
 from attention_residuals.trace import Trace
 from attention_residuals.version import __version__
 
@@ -233,8 +235,60 @@ def test_the_backends_are_listed_with_what_is_missing(capsys):
     assert [line.split()[0] for line in lines[::2]] == ["cpu", "fla", "eager", "reference"]
 
 
+def test_every_rule_is_listed_with_formula_cost_and_cautions(capsys):
+    assert main(["rules"]) == 0
+    text = capsys.readouterr().out
+    assert [line for line in text.splitlines() if not line.startswith(" ")] == list(RULES)
+    assert all(config.formula in text for config in RULES.values())
+    inkling2 = text[text.index("\ninkling2") :]
+    assert "parameters: 384 at an attention site, 128 at an MLP site, 128 at the output" in inkling2
+    assert "attention sites read 3 times (q, k, v)" in inkling2
+    cumulative = text[text.index("\ncumulative") :]
+    assert "caution: sources are cumulative" in cumulative
+    full = text[text.index("\nattnres") :].split("\n\n")[0]
+    assert "state: 17 vectors a token before the output, which reads 17" in full
+
+
+@pytest.mark.parametrize(
+    ("words", "config"),
+    [
+        ("standard", StandardResidual()),
+        ("full", AttnRes()),
+        ("block:3", AttnRes(sublayers_per_block=3)),
+        ("attnres:sublayers_per_block=3,key_eps=1e-5", AttnRes(sublayers_per_block=3, key_eps=1e-5)),
+        ("heads:num_heads=8,key_norm=head", MultiHead(num_heads=8, key_norm="head")),
+        ("static:normalised=false", StaticMixing(normalised=False)),
+    ],
+)
+def test_a_rule_is_named_with_its_options(words, config):
+    assert names.residual_of(words, AttnRes(sublayers_per_block=2)) == config
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("sigmoyd", "did you mean 'sigmoid'"),
+        ("window:windw=3", "did you mean 'window'"),
+        ("window:window=lots", "SlidingWindow.window='lots'"),
+        ("window:window=0", "window=0"),
+        ("block:many", "residual 'block:many'"),
+    ],
+)
+def test_a_rule_or_option_that_is_none_is_told(words, message):
+    with pytest.raises(ConfigError, match=message):
+        names.residual_of(words, AttnRes(sublayers_per_block=2))
+
+
+def test_a_pipe_that_closes_early_is_no_failure():
+    command = f"{sys.executable} -m attention_residuals.cli rules | head -1"
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "standard\n", "")
+
+
 def test_a_device_that_is_not_there_is_refused(trained, monkeypatch, capsys):
-    monkeypatch.setattr(cli.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(names.torch.cuda, "is_available", lambda: False)
     assert main(["eval", str(trained), "--device", "cuda"]) == 2
     assert "a device that is here" in capsys.readouterr().err
     assert main(["eval", str(trained), "--device", "cpu"]) == 0
@@ -330,8 +384,8 @@ def test_a_training_that_a_signal_stopped_ends_with_the_code_of_an_interruption(
     class Stopped:
         interrupted = True
 
-    monkeypatch.setattr(cli, "train", lambda *_, **__: Stopped())
-    monkeypatch.setattr(cli, "run_demo", lambda *_, **__: None)
+    monkeypatch.setattr(training, "train", lambda *_, **__: Stopped())
+    monkeypatch.setattr(training, "run_demo", lambda *_, **__: None)
     arguments = {"train": ["train", str(tmp_path / "run"), *options(texts)], "demo": ["demo"]}
     assert main(arguments[command]) == 130
 
@@ -340,7 +394,7 @@ def test_a_second_ctrl_c_ends_the_command_at_once(monkeypatch, capsys):
     def interrupt(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "run_demo", interrupt)
+    monkeypatch.setattr(training, "run_demo", interrupt)
     assert main(["demo"]) == 130
     assert capsys.readouterr().err.startswith("attnres: interrupted")
 

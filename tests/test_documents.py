@@ -1,5 +1,6 @@
 """What the documents say is run, and what they list exists."""
 
+import inspect
 import re
 import subprocess
 import sys
@@ -9,6 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 from closeness import assert_close
+from facts.test_zero_query import largest_distance
+from layers import test_residual_rules, test_source_rules
+from stats import test_mixing
 
 from attention_residuals.layers.residual import AttnRes
 from attention_residuals.models import Decoder, presets
@@ -75,6 +79,34 @@ def test_sketched_two_phase_reads_equal_one_phase_reads(sketches, size):
     two.load_state_dict(one.state_dict())
     assert_close(two(TOKENS), one(TOKENS))
     assert record(one, TOKENS)["output"].source_names[0] == "embedding"
+
+
+@pytest.fixture(scope="module")
+def howto():
+    names: dict[str, object] = {}
+    exec(compile(python_of("docs/howto/add-a-rule.md"), "add-a-rule.md", "exec"), names)
+    return names
+
+
+SUITE = {
+    name: test
+    for name, test in {**vars(test_residual_rules), **vars(test_source_rules), **vars(test_mixing)}.items()
+    if name.startswith("test_") and list(inspect.signature(test).parameters) == ["config"]
+}
+
+
+@pytest.mark.parametrize("name", SUITE)
+def test_the_rule_of_the_howto_does_what_every_rule_must(howto, name):
+    if "formula" not in name and "several_inputs" not in name:  # those know the formulas of our rules
+        SUITE[name](howto["Fading"]())
+
+
+def test_the_rule_of_the_howto_starts_as_the_standard_model(howto):
+    assert largest_distance(howto["Fading"](), torch.float64, 0.0, scaled=False) <= 1e-9
+
+
+def test_the_common_suite_is_more_than_a_few_tests():
+    assert len(SUITE) >= 20
 
 
 @pytest.mark.parametrize("document", ["README.md", "docs/tour.md"])

@@ -62,7 +62,7 @@ def test_the_readmes_tree_is_the_files():
     tree = re.search(r"```\nsrc/attention_residuals/\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     named = {line.split()[0].rstrip("/") for line in tree[1].splitlines()}
     folders = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}
-    assert named == folders | {"cli.py"}
+    assert named == folders
 
 
 def test_importing_the_package_imports_no_plots_and_no_transformers():

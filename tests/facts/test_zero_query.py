@@ -8,7 +8,25 @@ from closeness import distance
 from torch.nn import functional as F
 
 from attention_residuals.layers import OUTPUT
-from attention_residuals.layers.residual import AttnRes, StandardResidual
+from attention_residuals.layers.residual import (
+    RULES,
+    AttnRes,
+    Cumulative,
+    Delta,
+    DenseFormer,
+    Highway,
+    HyperConnections,
+    Inkling2,
+    InputQuery,
+    ManifoldHyperConnections,
+    MultiHead,
+    RawKeys,
+    Sigmoid,
+    SlidingWindow,
+    StandardResidual,
+    StaticMixing,
+    ValueQuery,
+)
 from attention_residuals.models import Decoder, presets
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-9}
@@ -49,6 +67,43 @@ def test_zero_query_model_has_the_logits_and_gradients_of_the_standard_model(siz
     assert largest_distance(AttnRes(sublayers_per_block=size), dtype, eps, scaled=True) <= TOLERANCE[dtype]
 
 
+STARTS_AS_STANDARD = [
+    AttnRes(),
+    InputQuery(),
+    InputQuery(sublayers_per_block=4),
+    StaticMixing(),
+    StaticMixing(normalised=False),
+    Sigmoid(),
+    Sigmoid(normalised=True, sublayers_per_block=4),
+    RawKeys(),
+    MultiHead(num_heads=3),
+    ValueQuery(),
+    Delta(),
+    Delta(sublayers_per_block=4),
+    DenseFormer(),
+    DenseFormer(dilation=2, period=3),
+    HyperConnections(),
+    ManifoldHyperConnections(),
+    Highway(),
+]
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+@pytest.mark.parametrize("residual", STARTS_AS_STANDARD, ids=repr)
+def test_a_fresh_model_of_these_rules_is_the_standard_model(residual, dtype):
+    assert largest_distance(residual, dtype, 0.0, scaled=False) <= TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("residual", [SlidingWindow(window=2), Inkling2(), Cumulative()], ids=repr)
+def test_a_fresh_model_of_these_rules_is_another_model(residual):
+    assert largest_distance(residual, torch.float64, 0.0, scaled=False) > 1e-3
+
+
+def test_the_rules_that_start_as_the_standard_model_and_those_that_do_not_are_all_there_are():
+    named = {type(residual) for residual in STARTS_AS_STANDARD}
+    assert named | {StandardResidual, SlidingWindow, Inkling2, Cumulative} == set(RULES.values())
+
+
 def test_the_identity_is_only_approximate_with_an_unscaled_eps():
     block = largest_distance(AttnRes(sublayers_per_block=4), torch.float64, 1e-5, scaled=False)
     full = largest_distance(AttnRes(sublayers_per_block=1), torch.float64, 1e-5, scaled=False)
@@ -65,9 +120,8 @@ def test_a_query_that_is_not_zero_changes_the_function():
 
 def test_one_seed_gives_the_same_shared_weights_whatever_the_rule():
     models = []
-    for residual in (StandardResidual(), AttnRes(sublayers_per_block=1), AttnRes(sublayers_per_block=4)):
+    for residual in (StandardResidual(), *STARTS_AS_STANDARD):
         torch.manual_seed(7)
         models.append(Decoder(replace(CONFIG, residual=residual)).state_dict())
     for name, tensor in models[0].items():
-        assert torch.equal(tensor, models[1][name])
-        assert torch.equal(tensor, models[2][name])
+        assert all(torch.equal(tensor, model[name]) for model in models[1:])

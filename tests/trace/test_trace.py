@@ -8,7 +8,14 @@ from closeness import assert_close
 from torch.nn import functional as F
 
 from attention_residuals.errors import CheckpointError, ConfigError, TapError
-from attention_residuals.layers.residual import AttnRes, StandardResidual
+from attention_residuals.layers.residual import (
+    AttnRes,
+    Cumulative,
+    Inkling2,
+    MultiHead,
+    StandardResidual,
+    ValueQuery,
+)
 from attention_residuals.models import Decoder, presets
 from attention_residuals.trace import GradientRecorder, Recorder, Trace, record, routing_table
 
@@ -29,8 +36,16 @@ def model_of(residual):
     return model
 
 
-@pytest.fixture(params=[StandardResidual(), AttnRes(sublayers_per_block=1), AttnRes(sublayers_per_block=3)],
-                ids=["standard", "full", "block"])  # fmt: skip
+CONFIGS = {
+    "standard": StandardResidual(),
+    "full": AttnRes(sublayers_per_block=1),
+    "block": AttnRes(sublayers_per_block=3),
+    "heads": MultiHead(num_heads=2),
+    "inkling2": Inkling2(sublayers_per_block=4),
+}
+
+
+@pytest.fixture(params=CONFIGS.values(), ids=CONFIGS.keys())
 def model(request):
     return model_of(request.param)
 
@@ -41,13 +56,15 @@ def equal(one: Trace, other: Trace) -> bool:
 
     tensors = [(one.tokens, other.tokens), (one.positions, other.positions), (one.mask, other.mask)]
     for a, b in zip(one.sites, other.sites, strict=True):
-        assert (a.site, a.part, a.source_names) == (b.site, b.part, b.source_names)
+        assert (a.site, a.part, a.source_names, a.writers) == (b.site, b.part, b.source_names, b.writers)
         tensors += [(a.weights, b.weights), (a.logits, b.logits), (a.source_norms, b.source_norms)]
-    texts = (one.token_texts, one.width, one.rule, one.about)
+        tensors += [(a.membership, b.membership)]
+    texts = (one.token_texts, one.width, one.rule, one.semantics, one.about)
     return all(same(a, b) for a, b in tensors) and texts == (
         other.token_texts,
         other.width,
         other.rule,
+        other.semantics,
         other.about,
     )
 
@@ -55,7 +72,9 @@ def equal(one: Trace, other: Trace) -> bool:
 def test_recording_changes_no_bit_of_the_logits(model):
     recorder = Recorder()
     assert torch.equal(model(TOKENS, mask=MASK), model(TOKENS, mask=MASK, tap=recorder))
-    assert len(recorder.trace(model).sites) == 9
+    trace = recorder.trace(model)
+    assert len({site.site for site in trace.sites}) == 9
+    assert len({site.name for site in trace.sites}) == len(trace.sites)
 
 
 def test_recording_changes_no_bit_of_the_gradients(model):
@@ -81,6 +100,35 @@ def test_a_site_is_found_by_name_and_an_unknown_one_gets_the_nearest(model):
     assert trace["L2.mlp"].site == "L2.mlp"
     with pytest.raises(ConfigError, match=r"did you mean 'L2\.mlp'"):
         trace["L2.mpl"]
+
+
+def test_a_read_of_several_is_found_by_its_part():
+    trace = record(model_of(ValueQuery()), TOKENS)
+    assert trace["L2.attention.v"].part == "v"
+    assert trace["L2.attention"].part == "in"
+    assert "L2.attention.v" in repr(trace)
+
+
+def test_a_trace_says_what_to_bear_in_mind_with_its_rule(tmp_path):
+    expected = {
+        AttnRes(sublayers_per_block=3): (),
+        StandardResidual(): (),
+        Cumulative(): ("sources are cumulative", "a learned bias", "the output has no weights"),
+        Inkling2(): ("values are normalised",),
+    }
+    for number, (config, beginnings) in enumerate(expected.items()):
+        record(model_of(config), TOKENS).save(tmp_path / str(number))
+        trace = Trace.load(tmp_path / str(number))
+        assert len(trace.cautions) == len(beginnings)
+        for caution, beginning in zip(trace.cautions, beginnings, strict=True):
+            assert caution.startswith(beginning)
+            assert f"caution: {caution}" in repr(trace)
+
+
+def test_weights_of_groups_of_channels_are_averaged_for_a_table():
+    site = record(model_of(MultiHead(num_heads=2)), TOKENS)["L1.mlp"]
+    assert site.weights.shape == (4, 2, 7, 2)
+    assert_close(site.token_weights, (site.weights[..., 0] + site.weights[..., 1]) / 2)
 
 
 def test_recorded_weights_are_those_of_the_reference_on_the_recorded_logits():
@@ -164,8 +212,11 @@ def test_a_damaged_or_newer_trace_is_refused(model, tmp_path):
         Trace.load(tmp_path)
     tensors.write_bytes(whole)
     description = json.loads((tmp_path / "trace.json").read_text())
-    (tmp_path / "trace.json").write_text(json.dumps({**description, "format": 2}))
+    (tmp_path / "trace.json").write_text(json.dumps({**description, "format": 3}))
     with pytest.raises(CheckpointError, match="update attention-residuals"):
+        Trace.load(tmp_path)
+    (tmp_path / "trace.json").write_text(json.dumps({**description, "format": 1}))
+    with pytest.raises(CheckpointError, match="record the trace again"):
         Trace.load(tmp_path)
     del description["rule"]
     (tmp_path / "trace.json").write_text(json.dumps(description))

@@ -2,23 +2,19 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-import numpy as np
 from jaxtyping import Float
 from matplotlib.axes import Axes
-from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 from torch import Tensor
 
 from attention_residuals.errors import ConfigError, NonFiniteError
 from attention_residuals.plots import style
+from attention_residuals.plots.cells import MAX_WRITTEN, SHARES, add_scale, draw_cells
 from attention_residuals.stats import Routing
 from attention_residuals.trace import SiteTrace, Trace
 
 __all__ = ["routing_map", "token_map"]
-
-_MAX_WRITTEN = 20
-"""A map with at most so many rows and columns has its weights written in."""
 
 _MAX_TOKENS = 64
 """More columns cannot be read."""
@@ -64,7 +60,7 @@ def routing_map(panels: Mapping[str, Routing], *, title: str, footer: str) -> Fi
     rows = [len(routing.sites) for routing in panels.values()]
     columns = [len(routing.sources) for routing in panels.values()]
     stacked = sum(columns) > 24 or len(set(rows)) > 1
-    cell = 0.42 if max(*rows, *columns) <= _MAX_WRITTEN else 0.2
+    cell = 0.42 if max(*rows, *columns) <= MAX_WRITTEN else 0.2
     site_room = 0.3 + _room(site for routing in panels.values() for site in routing.sites)
     source_room = _room(source for routing in panels.values() for source in routing.sources)
     beside, below = (1, len(panels)) if stacked else (len(panels), 1)
@@ -84,7 +80,7 @@ def routing_map(panels: Mapping[str, Routing], *, title: str, footer: str) -> Fi
         for axes, (name, routing) in zip(grid.flat, panels.items(), strict=True):
             _draw_routing(axes, name, routing)
             axes.tick_params(axis="x", labelrotation=0 if level else 90)
-        _add_scale(figure)
+        add_scale(figure, SHARES)
         _add_meanings(figure, list(panels.values()))
     return figure
 
@@ -137,12 +133,12 @@ def token_map(
         for axes, site in zip(grid.flat, panels, strict=True):
             weights = site.token_weights[:, row, columns]
             _check_weights(site.site, weights.T)
-            _draw_weights(axes, weights, written=len(columns) <= 40)
+            draw_cells(axes, weights, scale=SHARES, written=len(columns) <= 40)
             axes.set_yticks(range(len(weights)), labels=[_source_label(name) for name in site.source_names])
             axes.set_title(_site_label(site), loc="left", fontweight="bold")
         axes.set_xticks(range(len(columns)), labels=labels, rotation=0 if level else 90)
         axes.set_xlabel(f"tokens {columns[0]} to {columns[-1]} of text {row}")
-        _add_scale(figure)
+        add_scale(figure, SHARES)
     return figure
 
 
@@ -195,7 +191,7 @@ def _room(labels: Iterable[str]) -> float:
 
 def _draw_routing(axes: Axes, name: str, routing: Routing) -> None:
     rows, columns = routing.weights.shape
-    _draw_weights(axes, routing.weights, written=max(rows, columns) <= _MAX_WRITTEN)
+    draw_cells(axes, routing.weights, scale=SHARES, written=max(rows, columns) <= MAX_WRITTEN)
     axes.patch.set(hatch="////", edgecolor=style.EMPTY)
     for row, column in routing.is_open.nonzero().tolist():
         axes.add_patch(
@@ -205,35 +201,6 @@ def _draw_routing(axes: Axes, name: str, routing: Routing) -> None:
     axes.set_xticks(range(columns), labels=[style.plain(source) for source in routing.sources])
     axes.set_yticks(range(rows), labels=[style.plain(site) for site in routing.sites])
     axes.set_xlabel("source")
-
-
-def _draw_weights(axes: Axes, weights: Tensor, *, written: bool) -> None:
-    """Draws a cell for each weight, with thin white lines between; NaN leaves its cell out."""
-    values = np.ma.masked_invalid(weights.float().numpy())
-    axes.imshow(values, cmap=style.WEIGHTS, norm=Normalize(0, 1), aspect="auto", interpolation="nearest")
-    rows, columns = values.shape
-    axes.set_xticks(np.arange(columns + 1) - 0.5, minor=True)
-    axes.set_yticks(np.arange(rows + 1) - 0.5, minor=True)
-    axes.grid(visible=True, axis="both", which="minor", color="white", linewidth=1.0)
-    axes.tick_params(which="both", length=0)
-    axes.spines[:].set_visible(False)
-    if not written:
-        return
-    for row, column in zip(*np.nonzero(~np.ma.getmaskarray(values)), strict=True):
-        weight = values[row, column]
-        colour = "white" if weight > 0.62 else "black" if weight >= 0.005 else style.FAINT
-        axes.text(column, row, f"{weight:.2f}", ha="center", va="center", fontsize=7.5, color=colour)
-
-
-def _add_scale(figure: Figure) -> None:
-    """Draws the one scale of all panels at the left of the key."""
-    width, height = figure.get_size_inches()
-    bar = figure.add_axes((0.75 / width, style.key_top(figure) - 0.23 / height, 1.7 / width, 0.13 / height))
-    bar.imshow(np.linspace(0, 1, 256)[None], cmap=style.WEIGHTS, aspect="auto", extent=(0, 1, 0, 1))
-    bar.set_xticks([0, 0.5, 1])
-    bar.set_yticks([0.5], labels=["weight"])
-    bar.tick_params(axis="y", length=0)
-    bar.spines[:].set_visible(False)
 
 
 def _add_meanings(figure: Figure, routings: list[Routing]) -> None:

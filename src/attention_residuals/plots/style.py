@@ -20,6 +20,7 @@ __all__ = [
     "FAINT",
     "MARKERS",
     "OPEN",
+    "SIGNED",
     "WEIGHTS",
     "add_key",
     "applied",
@@ -37,6 +38,11 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 WEIGHTS: Colormap = LinearSegmentedColormap.from_list("weights", ("#e6ecf5", "#8fb8de", "#2a6fb0", "#08193d"))
 """Of weights from 0 to 1: one hue whose lightness falls steadily, and 0 is not white."""
+
+SIGNED: Colormap = LinearSegmentedColormap.from_list(
+    "signed", ("#7f2704", "#e6883c", "#f4f1ec", "#2a6fb0", "#08193d")
+)
+"""Of weights that may be negative: orange below 0, pale at 0, blue above."""
 
 OPEN = "#D55E00"
 EMPTY = "#b8b8b8"

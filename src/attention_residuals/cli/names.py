@@ -1,0 +1,141 @@
+"""What the words of a command line mean: rules, texts, devices, run folders."""
+
+import json
+from pathlib import Path
+
+import torch
+
+from attention_residuals.configs import decode
+from attention_residuals.data import (
+    HuggingFaceDataset,
+    Shakespeare,
+    StandardLibrary,
+    TextFiles,
+    TextSource,
+    Tokenizer,
+)
+from attention_residuals.errors import ConfigError, DataError, nearest
+from attention_residuals.layers.residual import RULES, AttnRes, ResidualConfig
+from attention_residuals.models import MODEL_CONFIGS
+from attention_residuals.models.weights import read_json
+from attention_residuals.train import TRAIN_CONFIGS, TrainConfig
+
+__all__ = [
+    "config_of",
+    "device_of",
+    "encoded",
+    "residual_of",
+    "run_folder_of",
+    "source_of",
+    "text_of",
+    "value_of",
+]
+
+
+def residual_of(text: str, block: ResidualConfig) -> ResidualConfig:
+    """Reads the name of a residual rule, with options; ``block`` alone is the preset's.
+
+    Raises:
+        ConfigError: There is no such rule, or it has no such option.
+    """
+    name, _, options = text.partition(":")
+    if name == "block" and options.isdecimal():
+        return AttnRes(sublayers_per_block=int(options))
+    if text == "block":
+        return block
+    if text == "full":
+        return AttnRes(sublayers_per_block=1)
+    if name not in RULES:
+        raise ConfigError(
+            got=f"residual {text!r}",
+            expected=f"full, block, block:S or one of {', '.join(RULES)}",
+            do=nearest(name, ("full", "block", *RULES)),
+        )
+    values = dict(option.partition("=")[::2] for option in options.split(",") if option)
+    config: ResidualConfig = decode(
+        {"type": RULES[name].__name__, **{key: value_of(value) for key, value in values.items()}},
+        MODEL_CONFIGS,
+    )
+    return config
+
+
+def value_of(text: str) -> object:
+    """Reads an option's value: a number, true or false, or else a word."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def source_of(text: str, separator: str | None = None) -> TextSource:
+    """Reads the name of a source of text, or a path; a lone file is cut at empty lines unless told otherwise.
+
+    Raises:
+        ConfigError: Neither a known name nor an existing path.
+    """
+    names: dict[str, TextSource] = {"standard-library": StandardLibrary(), "shakespeare": Shakespeare()}
+    if text in names:
+        return names[text]
+    if text.startswith("hub:"):
+        return HuggingFaceDataset(path=text.removeprefix("hub:"))
+    path = Path(text)
+    if path.exists() or len(path.parts) > 1 or path.suffix:
+        # A path that is gone by now must read as it did when its run began.
+        is_file = path.is_file() if path.exists() else bool(path.suffix)
+        cut = "\n\n" if is_file else ""
+        return TextFiles(path=text, separator=cut if separator is None else separator)
+    raise ConfigError(
+        got=f"source {text!r}",
+        expected="a known name, hub:OWNER/NAME or an existing path",
+        do=nearest(text, names),
+    )
+
+
+def text_of(path: Path) -> str:
+    """Reads a UTF-8 text file.
+
+    Raises:
+        DataError: It is none.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(
+            got=f"{path}: {error}", expected="a UTF-8 text file", do="name another file"
+        ) from error
+
+
+def config_of(path: Path) -> TrainConfig:
+    """Reads the config of a run from its folder or its config.json.
+
+    Raises:
+        ConfigError: There is none, or it holds what no config holds.
+    """
+    file = run_folder_of(path) / "config.json" if path.is_dir() else path
+    config = decode(read_json(file, newest=1).get("train"), TRAIN_CONFIGS)
+    if not isinstance(config, TrainConfig):
+        raise ConfigError(got=f"{file} without a TrainConfig", expected="a run's config.json", do="name one")
+    return config
+
+
+def device_of(name: str) -> str:
+    """Chooses the device.
+
+    Raises:
+        ConfigError: CUDA was asked for and there is none.
+    """
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(got="device cuda", expected="a device that is here", do="pass --device cpu or auto")
+    return name
+
+
+def run_folder_of(folder: Path) -> Path:
+    """Finds the run in a folder that ``attnres train`` wrote, or takes the run's own folder."""
+    return folder / "run" if (folder / "run").is_dir() else folder
+
+
+def encoded(text: str, tokenizer: Tokenizer) -> torch.Tensor:
+    """Turns a text into tokens after an end of text, as documents begin in training."""
+    return torch.tensor([tokenizer.end_of_text, *tokenizer.encode(text)])

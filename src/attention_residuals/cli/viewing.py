@@ -1,0 +1,138 @@
+"""The commands that show: what a model reads, which rules and backends there are."""
+
+from dataclasses import fields, replace
+from pathlib import Path
+
+from rich.console import Console
+from tyro.conf import Positional
+
+from attention_residuals.cli.app import Device, app
+from attention_residuals.cli.names import device_of, encoded, run_folder_of
+from attention_residuals.data import Tokenizer
+from attention_residuals.errors import ConfigError
+from attention_residuals.layers.residual import RULES, ResidualConfig
+from attention_residuals.ops import BACKENDS
+from attention_residuals.plots import routing_map, save, token_map
+from attention_residuals.stats import average_routing
+from attention_residuals.trace import Trace, record, routing_table, rule_facts
+from attention_residuals.train import load_checkpoint_model
+
+__all__ = ["backends_command", "rule_lines", "rules_command", "trace_command", "write_pictures"]
+
+
+@app.command(name="trace")
+def trace_command(
+    folder: Positional[Path],
+    text: Positional[str],
+    out: Path | None = None,
+    token: int | None = None,
+    device: Device = "auto",
+) -> int:
+    """Show what each site of a trained model reads for a text.
+
+    Prints a table of weights, and with --out writes the trace and its pictures.
+
+    For example:
+      attnres trace runs/block "def add(a, b):"
+      attnres trace runs/block "def add(a, b):" --token -1 --out runs/trace
+
+    Args:
+        folder: A folder written by attnres train.
+        text: What the model reads, after the mark that ends the text before.
+        out: A new folder for trace.json, trace.safetensors, routing.png and tokens.png.
+        token: Show this token: 0 is the mark before the text, 1 the first of the text, -1 the last. By
+            default the mean over the tokens of the text.
+        device: auto is cuda where there is one.
+    """
+    run_folder = run_folder_of(folder)
+    if out is not None and out.exists():
+        raise ConfigError(got=f"--out {out}, which exists", expected="a new folder", do="name another")
+    model = load_checkpoint_model(run_folder).to(device_of(device))
+    tokenizer = Tokenizer.load(run_folder / "tokenizer.json")
+    tokens = encoded(text, tokenizer)
+    if len(tokens) == 1:
+        raise ConfigError(got="an empty text", expected="at least one character", do="pass a text to read")
+    length = len(tokens)
+    if token is not None and not -length <= token < length:
+        raise ConfigError(
+            got=f"token {token} of {length} tokens, the mark before the text included",
+            expected=f"{-length} to {length - 1}",
+            do="leave --token out to see the mean",
+        )
+    trace = record(model, tokens[None].to(device_of(device)), tokenizer=tokenizer)
+    shown = None if token is None else (0, token % length)
+    console = Console(highlight=False, soft_wrap=True)
+    if shown is not None:
+        console.print(f"token {shown[1]} is {trace.token_texts[0][shown[1]]!a}", markup=False)
+    averaged = replace(trace, mask=trace.tokens != tokenizer.end_of_text)
+    console.print(routing_table(averaged, shown), markup=False)
+    if out is not None:
+        trace.save(out)
+        write_pictures(averaged, out)
+        console.print(f"wrote {out}", markup=False)
+    return 0
+
+
+def write_pictures(trace: Trace, folder: Path) -> None:
+    """Draws average routing and the routing of each token."""
+    footer = f"n = {trace.tokens.numel()} tokens, {trace.about['dtype']}"
+    panels = {
+        "attention sites": average_routing(trace, "attention"),
+        "MLP sites": average_routing(trace, "mlp"),
+        "output": average_routing(trace, "output"),
+    }
+    save(routing_map(panels, title="Average depth routing", footer=footer), folder / "routing.png")
+    last = max(int(site.site[1:].split(".")[0]) for site in trace.sites[:-1])
+    sites = [f"L{last // 2}.attention", f"L{last}.attention", f"L{last}.mlp", "output"]
+    shown = range(min(64, trace.tokens.shape[1]))
+    figure = token_map(trace, row=0, sites=sites, title="Depth routing by token", footer=footer, tokens=shown)
+    save(figure, folder / "tokens.png")
+
+
+@app.command(name="rules")
+def rules_command() -> int:
+    """List the residual rules: what a read is, what it costs, and what a trace of it holds.
+
+    Counts are those of 8 layers and a width of 128, with each rule's default options.
+
+    For example:
+      attnres rules
+      attnres train runs/delta --residual delta:sublayers_per_block=4
+    """
+    for name, config_type in RULES.items():
+        print("\n".join((name, *(f"    {line}" for line in rule_lines(config_type())))))
+    return 0
+
+
+def rule_lines(config: ResidualConfig) -> list[str]:
+    """Describes a rule, a line for each fact."""
+    facts = rule_facts(config)
+    last = facts.trace.sites[-2]
+    scores = "weights" if last.logits is None else "weights, scores"
+    heads = f", each for {last.weights.shape[3]} groups of channels" if last.weights.ndim == 4 else ""
+    parts = [site.part for site in facts.trace.sites if site.site == "L1.attention"]
+    reads = "" if len(parts) == 1 else f"; attention sites read {len(parts)} times ({', '.join(parts)})"
+    options = ", ".join(f"{field.name}={getattr(config, field.name)!r}" for field in fields(config))  # type: ignore[arg-type]
+    where = {"attention": "an attention site", "mlp": "an MLP site", "output": "the output"}
+    counts = ", ".join(f"{count:,} at {where[site]}" for site, count in facts.parameters.items())
+    lines = [
+        (type(config).__doc__ or "").strip().splitlines()[0],
+        config.formula,
+        f"options: {type(config).__name__}({options})",
+        f"parameters: {counts}",
+        f"state: {facts.state_vectors} vectors a token before the output, which reads {facts.num_sources}",
+        f"traced: {scores}{heads}, source norms, writers{reads}",
+    ]
+    return lines + [f"caution: {caution}" for caution in facts.trace.cautions]
+
+
+@app.command(name="backends")
+def backends_command() -> int:
+    """Show the ways to compute depth attention, in the order in which auto tries them, and what is missing."""
+    for backend in BACKENDS.values():
+        state = "available" if backend.missing is None else f"not here: {backend.missing}"
+        limits = ", ".join(
+            (*backend.devices, *(str(dtype).removeprefix("torch.") for dtype in backend.dtypes))
+        )
+        print(f"{backend.name:<10} {state}\n{'':<10} {backend.about}; {limits or 'any device and dtype'}")
+    return 0
