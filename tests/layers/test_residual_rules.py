@@ -15,8 +15,12 @@ from attention_residuals.layers.residual import (
     AttnRes,
     Cumulative,
     Delta,
+    DenseFormer,
+    Highway,
+    HyperConnections,
     Inkling2,
     InputQuery,
+    ManifoldHyperConnections,
     MultiHead,
     RawKeys,
     Sigmoid,
@@ -53,6 +57,14 @@ RULE_CONFIGS = {
     "inkling2, blocks": Inkling2(sublayers_per_block=4),
     "cumulative": Cumulative(),
     "cumulative, odd block": Cumulative(sublayers_per_block=3),
+    "denseformer": DenseFormer(),
+    "denseformer, thinned": DenseFormer(dilation=2, period=2),
+    "hyper-connections": HyperConnections(),
+    "hyper-connections of 2": HyperConnections(streams=2),
+    "mHC": ManifoldHyperConnections(),
+    "mHC of 3": ManifoldHyperConnections(streams=3),
+    "highway": Highway(),
+    "highway, biased": Highway(carry_bias=-1.0),
 }
 every_rule = pytest.mark.parametrize("config", RULE_CONFIGS.values(), ids=RULE_CONFIGS.keys())
 NUM_LAYERS, WIDTH = 3, 10

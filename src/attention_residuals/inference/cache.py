@@ -1,5 +1,8 @@
 """Keys and values of earlier tokens, so that a new token costs one token."""
 
+from collections.abc import Sequence
+
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -48,6 +51,27 @@ class KVCache:
         """Keeps the newest tokens, once every layer has them."""
         self._num_tokens += num_tokens
 
+    def keep(self, rows: Sequence[int], *, start: int = 0) -> None:
+        """Keeps some sequences, in the order given, and of them the tokens from ``start`` on."""
+        for buffers in (self._keys, self._values):
+            for layer, buffer in buffers.items():
+                buffers[layer] = buffer[list(rows), :, start : self._num_tokens]
+        self._num_tokens -= start
+
+    def join(self, other: "KVCache") -> None:
+        """Adds the sequences of another cache, both aligned at their newest tokens.
+
+        The shorter ones get zeros before their first token, which a mask must leave out.
+        """
+        total = max(self._num_tokens, other._num_tokens)
+        for own, more in ((self._keys, other._keys), (self._values, other._values)):
+            for layer, added in more.items():
+                parts = [_aligned(added, other._num_tokens, total)]
+                if self._num_tokens:
+                    parts.insert(0, _aligned(own[layer], self._num_tokens, total))
+                own[layer] = torch.cat(parts)
+        self._num_tokens = total
+
     def _put(self, buffers: dict[int, Tensor], layer: int, new: Tensor) -> Tensor:
         batch, heads, length, width = new.shape
         total, buffer = self._num_tokens + length, buffers.get(layer)
@@ -64,3 +88,8 @@ class KVCache:
             buffers[layer] = buffer = grown
         buffer[:, :, self._num_tokens : total] = new
         return buffer[:, :, :total]
+
+
+def _aligned(buffer: Tensor, num_tokens: int, total: int) -> Tensor:
+    """Returns the kept tokens behind enough zeros."""
+    return torch.nn.functional.pad(buffer[:, :, :num_tokens], (0, 0, total - num_tokens, 0))

@@ -2,11 +2,11 @@
 
 from typing import NamedTuple, Protocol, runtime_checkable
 
-import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from attention_residuals.errors import TapError
+from attention_residuals.ops.depth_read import compute_dtype
 
 __all__ = ["EMBEDDING", "OUTPUT", "Chain", "Pass", "Read", "Site", "Tap", "Write", "offer_write"]
 
@@ -215,4 +215,4 @@ def ones_weights(source: Float[Tensor, "B T D"]) -> Float[Tensor, "1 B T"]:
         >>> ones_weights(torch.zeros(2, 3, 4)).shape
         torch.Size([1, 2, 3])
     """
-    return torch.ones((1, *source.shape[:-1]), dtype=torch.float32, device=source.device)
+    return source.new_ones((1, *source.shape[:-1]), dtype=compute_dtype(source.dtype))

@@ -87,7 +87,9 @@ class Decoder(nn.Module):
         mask: Bool[Tensor, "B U"] | Bool[Tensor, "B T U"] | None = None,
         cache: Cache | None = None,
         tap: Tap | None = None,
-    ) -> Float[Tensor, "B T V"]:
+        residual: ResidualRule[Any] | None = None,
+        num_logits: int | None = None,
+    ) -> Float[Tensor, "B _ V"]:
         """Computes the logits of every next token.
 
         Args:
@@ -97,6 +99,8 @@ class Decoder(nn.Module):
                 causality is added. U counts the cached tokens too.
             cache: Keys and values of earlier tokens; is extended.
             tap: Sees and may change every depth read and every write.
+            residual: Runs in place of the model's own rule: another schedule of it with the same parameters.
+            num_logits: Compute those of the last so many tokens only; by default of all.
 
         Raises:
             DataError: A token id out of range.
@@ -115,21 +119,23 @@ class Decoder(nn.Module):
         )
         saving = self.checkpoint_activations and torch.is_grad_enabled() and cache is None
 
-        state = self.residual.open(embedded, tap)
+        rule = self.residual if residual is None else residual
+        state = rule.open(embedded, tap)
         for layer in self.layers:
             assert isinstance(layer, Layer)
             if saving and tap is None:
-                state = _recomputed(self._run_layer, state, layer, context)
+                state = _recomputed(self._run_layer, rule, state, layer, context)
             else:
-                state = self._run_layer(state, layer, context, tap, saving=saving)
-        inputs, _ = self.residual.read(state, OUTPUT, self.norm, tap)
+                state = self._run_layer(rule, state, layer, context, tap, saving=saving)
+        inputs, _ = rule.read(state, OUTPUT, self.norm, tap)
         if cache is not None:
             cache.advance(tokens.shape[1])
         weight = self.embedding.weight if self.head is None else self.head.weight
-        return F.linear(inputs[0], weight)
+        return F.linear(inputs[0] if num_logits is None else inputs[0][:, -num_logits:], weight)
 
     def _run_layer(
         self,
+        rule: ResidualRule[Any],
         state: Any,
         layer: Layer,
         context: AttentionContext,
@@ -137,10 +143,10 @@ class Decoder(nn.Module):
         saving: bool = False,
     ) -> Any:
         for site, sublayer in layer.sublayers():
-            inputs, state = self.residual.read(state, site, sublayer.norm, tap)
+            inputs, state = rule.read(state, site, sublayer.norm, tap)
             run = partial(_recomputed, sublayer) if saving else sublayer
             inputs = checked_inputs(inputs, sublayer, site)
-            state = self.residual.write(state, site, run(*inputs, context=context), tap)
+            state = rule.write(state, site, run(*inputs, context=context), tap)
         return state
 
     def _initialise(self) -> None:

@@ -83,7 +83,8 @@ def mixing_matrix(trace: Trace) -> MixingMatrix:
     for read in reads:
         row = _row(by_read[read], parts)
         rows.append(torch.cat([row, row.new_zeros(len(writers) - len(row), *row.shape[1:])]))
-    weights = torch.stack(rows)
+    dtype = max((row.dtype for row in rows), key=lambda dtype: dtype.itemsize)
+    weights = torch.stack([row.to(dtype) for row in rows])
     return MixingMatrix(reads, writers, parts, weights if parts else weights.squeeze(-1))
 
 
@@ -92,9 +93,9 @@ def writer_weights(site: SiteTrace) -> Float[Tensor, "W B T"] | Float[Tensor, "W
 
     Any number; 0: not at all, 1: as in the standard residual, below 0: taken away.
     """
-    member = site.membership.to(site.weights.dtype)
-    pattern = "sw,sbt...->wbt..." if member.ndim == 2 else "swbt,sbt...->wbt..."
-    result: Tensor = torch.einsum(pattern, member, site.weights)
+    dtype = torch.promote_types(site.weights.dtype, site.membership.dtype)
+    pattern = "sw,sbt...->wbt..." if site.membership.ndim == 2 else "swbt,sbt...->wbt..."
+    result: Tensor = torch.einsum(pattern, site.membership.to(dtype), site.weights.to(dtype))
     return result
 
 

@@ -126,8 +126,8 @@ class DenseFormerRule(ResidualRule[DenseFormerState]):
         stream = offer_write(tap, EMBEDDING, embedding)
         if tap is None:
             return DenseFormerState(stream, (stream,))
-        member_WBT = stream.new_ones((1, *stream.shape[:-1]), dtype=compute_dtype(stream.dtype))
-        return DenseFormerState(stream, (stream,), (member_WBT, member_WBT))
+        all_WBT = ones_weights(stream)
+        return DenseFormerState(stream, (stream,), (all_WBT, all_WBT))
 
     def read(
         self, state: DenseFormerState, site: Site, norm: Norm, tap: Tap | None = None
@@ -191,7 +191,7 @@ class DenseFormerRule(ResidualRule[DenseFormerState]):
     def _weights(self, values: tuple[Tensor, ...], site: Site) -> Float[Tensor, "S B T"]:
         if not self.has_average(site):
             return ones_weights(values[0])
-        scalar_S = self.scalars[reader_name(site)].to(compute_dtype(values[0].dtype))
+        scalar_S: Tensor = self.scalars[reader_name(site)].to(compute_dtype(values[0].dtype))
         return scalar_S.view(-1, 1, 1).expand(-1, *values[0].shape[:-1])
 
     def _read(self, state: DenseFormerState, site: Site, values: tuple[Tensor, ...], weights: Tensor) -> Read:

@@ -28,11 +28,10 @@ from attention_residuals.layers.tap import (
     writer_names,
 )
 from attention_residuals.ops import depth_logits, weighted_sum
-from attention_residuals.ops.depth_read import compute_dtype
 
 __all__ = ["Highway", "HighwayRule", "HighwayState"]
 
-_EPS = 1e-6
+_EPS = 1e-6  # of the norm that gates look through
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +52,7 @@ class Highway(ResidualConfig):
 
     Example:
         >>> rule = Highway().build(num_layers=2, width=8)
-        >>> [round(gate.bias.sigmoid().item(), 2) for gate in rule.gates.values()]
+        >>> [round(1 / (1 + math.exp(-gate.start)), 2) for gate in rule.gates.values()]
         [0.5, 0.33, 0.25, 0.2]
     """
 
@@ -83,17 +82,23 @@ class HighwayState(NamedTuple):
 
 
 class Gate(nn.Module):
-    """The learned part of one write: a direction (zero at the start) and a bias."""
+    """The learned part of one write: a direction and a bias, both zero at the start.
 
-    def __init__(self, width: int, bias: float) -> None:
+    Args:
+        width: D.
+        start: Is added to the bias; apart from it, so that it is exact in every dtype.
+    """
+
+    def __init__(self, width: int, start: float) -> None:
         super().__init__()
+        self.start = start
         self.direction = nn.Parameter(torch.zeros(width))
-        self.bias = nn.Parameter(torch.full((1,), bias))
+        self.bias = nn.Parameter(torch.zeros(1))
 
     def forward(self, stream: Tensor) -> Tensor:
         """Tells which share of the stream the new output replaces, one number per token."""
         logits: Tensor = depth_logits([stream], self.direction, eps=_EPS).logits[0]
-        return (logits + self.bias.to(logits.dtype)).sigmoid()
+        return (logits + (self.bias.to(logits.dtype) + self.start)).sigmoid()
 
 
 class HighwayRule(ResidualRule[HighwayState]):
@@ -123,7 +128,7 @@ class HighwayRule(ResidualRule[HighwayState]):
     def open(self, embedding: Tensor, tap: Tap | None = None) -> HighwayState:
         """Starts the stream."""
         stream = offer_write(tap, EMBEDDING, embedding)
-        return HighwayState(stream) if tap is None else HighwayState(stream, (self._all_of(stream),))
+        return HighwayState(stream) if tap is None else HighwayState(stream, (ones_weights(stream),))
 
     def read(
         self, state: HighwayState, site: Site, norm: Norm, tap: Tap | None = None
@@ -162,6 +167,3 @@ class HighwayRule(ResidualRule[HighwayState]):
     def num_sources(self, site: Site) -> int:
         """Is 1: the stream."""
         return 1
-
-    def _all_of(self, stream: Tensor) -> Tensor:
-        return stream.new_ones((1, *stream.shape[:-1]), dtype=compute_dtype(stream.dtype))

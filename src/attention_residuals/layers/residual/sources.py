@@ -250,25 +250,35 @@ class SourceRule(ResidualRule[Any]):
         tap: Tap | None,
     ) -> Tensor:
         result = self._normalised_read(values, self.beside(state), site, part, norm)
-        if tap is not None:
-            changed = offer_read(
-                tap,
-                Read(
-                    site=site,
-                    part=part,
-                    source_names=self.source_names(site),
-                    sources=sources,
-                    values=values,
-                    logits=result.logits,
-                    weights=self.weights_of(result.logits),
-                    inverse_norms=result.inverse_norms,
-                    writers=writer_names(self.num_written(site)),
-                    membership=self.value_membership(site, sources),
-                ),
-            )
-            if changed is not None:
-                return norm(self._like_parameters(weighted_sum(changed.weights, changed.values)))
-        return self._like_parameters(result.mix)
+        changed = self._offered(sources, values, result, site, part, tap)
+        return self._like_parameters(result.mix) if changed is None else norm(self._like_parameters(changed))
+
+    def _offered(
+        self,
+        sources: tuple[Tensor, ...],
+        values: tuple[Tensor, ...],
+        result: DepthRead,
+        site: Site,
+        part: str,
+        tap: Tap | None,
+    ) -> Tensor | None:
+        """Offers a read to a tap; returns the mix that shall replace it, or None."""
+        if tap is None:
+            return None
+        read = Read(
+            site=site,
+            part=part,
+            source_names=self.source_names(site),
+            sources=sources,
+            values=values,
+            logits=result.logits,
+            weights=self.weights_of(result.logits),
+            inverse_norms=result.inverse_norms,
+            writers=writer_names(self.num_written(site)),
+            membership=self.value_membership(site, sources),
+        )
+        changed = offer_read(tap, read)
+        return None if changed is None else weighted_sum(changed.weights, changed.values)
 
     def _normalised_read(
         self, values: tuple[Tensor, ...], beside: Tensor | None, site: Site, part: str, norm: Norm

@@ -1,0 +1,140 @@
+"""Prefill: a prompt of any length, a chunk at a time."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from attention_residuals.errors import ConfigError, DataError, ShapeError, is_count
+from attention_residuals.inference.cache import KVCache
+from attention_residuals.layers.residual import ResidualRule
+from attention_residuals.layers.tap import Tap
+from attention_residuals.models import Decoder
+
+__all__ = ["Prefilled", "left_padded", "prefill"]
+
+
+class Prefilled(NamedTuple):
+    """What decoding goes on from: each sequence's next-token logits, the cache, and its real tokens.
+
+    ``mask`` is None where no sequence is padded.
+    """
+
+    logits: Float[Tensor, "B V"]
+    cache: KVCache
+    mask: Bool[Tensor, "B U"] | None
+
+
+@torch.no_grad()
+def prefill(
+    model: Decoder,
+    tokens: Int[Tensor, "B T"],
+    *,
+    mask: Bool[Tensor, "B T"] | None = None,
+    chunk: int = 2048,
+    cache: KVCache | None = None,
+    residual: ResidualRule[Any] | None = None,
+    tap: Callable[[], Tap] | None = None,
+) -> Prefilled:
+    """Reads prompts into a cache.
+
+    Depth reads are local to a token, so sources exist for one chunk at a time: their memory does not grow
+    with the text. Padding may be on the left or on the right; it is moved to the left, so that all sequences
+    end together.
+
+    Args:
+        model: Any decoder.
+        tokens: The prompts.
+        mask: True for real tokens, in one run for each sequence.
+        chunk: Tokens at once, >= 1.
+        cache: An empty cache, or one that holds the texts before (then without padding).
+        residual: Another schedule of the model's rule.
+        tap: Is called for a tap before each chunk.
+
+    Raises:
+        DataError: A sequence without a real token, or with a gap.
+        ShapeError: More tokens than the model accepts.
+        ConfigError: A chunk below 1.
+
+    Example:
+        >>> from attention_residuals.models import presets
+        >>> model, tokens = Decoder(presets.scaled(2, vocab_size=300)), torch.tensor([[5, 6, 7, 8]])
+        >>> found = prefill(model, tokens, chunk=3)
+        >>> torch.allclose(found.logits, model(tokens)[:, -1], atol=1e-5), found.cache.num_tokens
+        (True, 4)
+    """
+    if not is_count(chunk):
+        raise ConfigError(got=f"chunk={chunk!r}", expected="1 or more tokens", do="2048 is usual")
+    cache = KVCache() if cache is None else cache
+    before, total = cache.num_tokens, cache.num_tokens + tokens.shape[1]
+    if total > model.config.max_tokens:
+        raise ShapeError(
+            got=f"a prompt that makes {total} tokens",
+            expected=f"at most {model.config.max_tokens}, the model's context",
+            do="cut the prompt, or use a model with a larger max_tokens",
+        )
+    if mask is not None:
+        tokens, mask = left_padded(tokens, mask)
+        mask = None if mask.all() else mask
+    if mask is not None and before:
+        raise DataError(
+            got=f"padded prompts for a cache that holds {before} tokens",
+            expected="prompts of one length, or an empty cache",
+            do="prefill the whole texts into a new cache",
+        )
+    positions = None if mask is None else positions_of(mask)
+    logits = torch.empty(0)
+    for start in range(0, tokens.shape[1], chunk):
+        end = min(start + chunk, tokens.shape[1])
+        logits = model(
+            tokens[:, start:end],
+            positions=None if positions is None else positions[:, start:end],
+            mask=None if mask is None else mask[:, :end],
+            cache=cache,
+            residual=residual,
+            tap=None if tap is None else tap(),
+            num_logits=1,
+        )
+    return Prefilled(logits[:, -1], cache, mask)
+
+
+def left_padded(
+    tokens: Int[Tensor, "B T"], mask: Bool[Tensor, "B T"]
+) -> tuple[Int[Tensor, "B T"], Bool[Tensor, "B T"]]:
+    """Moves padding to the left, and drops columns in which nothing is real.
+
+    Raises:
+        DataError: A sequence without a real token, or with padding between real tokens.
+
+    Example:
+        >>> left_padded(torch.tensor([[5, 6, 0], [7, 0, 0]]), torch.tensor([[1, 1, 0], [1, 0, 0]]).bool())[0]
+        tensor([[5, 6],
+                [0, 7]])
+    """
+    counts = mask.sum(1)
+    if not counts.all():
+        raise DataError(
+            got=f"sequence {int(counts.argmin())} of {len(counts)} without a token",
+            expected="at least one token in each",
+            do="leave empty sequences out",
+        )
+    length = int(counts.max())
+    moved, real = tokens.new_zeros(len(tokens), length), mask.new_zeros(len(tokens), length)
+    for row, count in enumerate(counts.tolist()):
+        first = int(mask[row].int().argmax())
+        if not mask[row, first : first + count].all():
+            raise DataError(
+                got=f"padding between the tokens of sequence {row}",
+                expected="padding on the left or on the right",
+                do="close the gap",
+            )
+        moved[row, length - count :] = tokens[row, first : first + count]
+        real[row, length - count :] = True
+    return moved, real
+
+
+def positions_of(mask: Bool[Tensor, "B U"]) -> Int[Tensor, "B U"]:
+    """Numbers each sequence's real tokens from 0; padding gets 0."""
+    return (mask.long().cumsum(1) - 1).clamp_min(0)

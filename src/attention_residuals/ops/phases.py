@@ -1,0 +1,98 @@
+"""What the two phases of a depth read return, and the checks that all their backends share."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from jaxtyping import Float
+from torch import Tensor
+
+from attention_residuals.errors import ShapeError
+from attention_residuals.ops.depth_read import checked_sources
+
+__all__ = ["Phase1", "Phase2", "checked_blocks", "checked_live"]
+
+
+class Phase1(NamedTuple):
+    """What all sites of a block found in the finished sources, in float32 (float64 for float64 sources).
+
+    ``outputs`` are sums of the sources weighted with exp(logit - maximum), ``denominators`` the sums of those
+    weights. They stay in float32 where the sources are bfloat16: an output is half a result, and rounding it
+    would round the mix twice. ``like`` is empty and has the sources' dtype, which is that of the mix.
+    """
+
+    outputs: Float[Tensor, "Q *BT D"]
+    maxima: Float[Tensor, "Q *BT"]
+    denominators: Float[Tensor, "Q *BT"]
+    logits: Float[Tensor, "N Q *BT"]
+    inverse_norms: Float[Tensor, "N *BT"]
+    like: Float[Tensor, " 0"]
+
+
+class Phase2(NamedTuple):
+    """Logits and inverse norms of the live sources at one site."""
+
+    logits: Float[Tensor, "S *BT"]
+    inverse_norms: Float[Tensor, "S *BT"]
+
+
+def checked_blocks(
+    blocks: Sequence[Tensor],
+    pseudo_queries: Tensor,
+    key_gains: Tensor,
+    eps: float,
+    inverse_norms: Tensor | None,
+) -> tuple[Tensor, ...]:
+    """Returns the finished sources as a tuple, or raises.
+
+    Raises:
+        ShapeError: Queries and gains are not one row per site, inverse norms are not one number for each
+            source and token, or the sources do not fit together.
+    """
+    if pseudo_queries.ndim != 2 or not len(pseudo_queries) or key_gains.shape != pseudo_queries.shape:
+        raise ShapeError(
+            got=f"pseudo_queries of shape {list(pseudo_queries.shape)}, key_gains of {list(key_gains.shape)}",
+            expected="[Q, D] each, a row for each of at least one site",
+            do="stack the vectors of the block's sites: torch.stack(...)",
+        )
+    sources = checked_sources(blocks, pseudo_queries[0], key_gains[0], None, None, eps, None)
+    if inverse_norms is not None:
+        per_token = sources[0].shape[:-1]
+        if len(inverse_norms) > len(sources) or inverse_norms.shape[1:] != per_token:
+            raise ShapeError(
+                got=f"inverse_norms of shape {list(inverse_norms.shape)}",
+                expected=f"at most {len(sources)} rows of shape {list(per_token)}, those of the first sources",
+                do="pass the inverse_norms that phase 1 of an earlier block returned",
+            )
+    return sources
+
+
+def checked_live(
+    found: Phase1,
+    site: int,
+    live: Tensor | Sequence[Tensor] | None,
+    pseudo_query: Tensor,
+    key_gain: Tensor,
+    output_gain: Tensor | None,
+    eps: float,
+    output_eps: float | None,
+) -> tuple[Tensor, ...]:
+    """Returns the live sources as a tuple, empty for None, or raises.
+
+    Raises:
+        ShapeError: There is no such site, or the live sources do not fit together or to phase 1.
+    """
+    if not 0 <= site < len(found.outputs):
+        raise ShapeError(
+            got=f"site number {site}",
+            expected=f"0 to {len(found.outputs) - 1}, one of the sites that phase 1 handled",
+            do="count the sites of a block from 0, and run phase 1 at the first of them",
+        )
+    sources, shape = (live,) if isinstance(live, Tensor) else tuple(live or ()), found.outputs.shape[1:]
+    checked_sources(sources or found.outputs[:1], pseudo_query, key_gain, None, output_gain, eps, output_eps)
+    if sources and (sources[0].shape != shape or sources[0].dtype != found.like.dtype):
+        raise ShapeError(
+            got=f"a live source that is {sources[0].dtype}{list(sources[0].shape)}",
+            expected=f"{found.like.dtype}{list(shape)}, as the finished ones",
+            do="write every source with the shape and dtype of the embedding",
+        )
+    return sources
