@@ -19,7 +19,6 @@ from attention_residuals.ops import (
     fused_two_phase,
     reference,
     threads,
-    two_phase,
 )
 from attention_residuals.ops.two_phase import merge, phase_1, phase_2, read_open_block
 
@@ -620,7 +619,3 @@ print((torch.compile(mix, fullgraph=True)(live) - mix(live)).abs().max().item())
     )
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) <= 1e-5
-
-
-def test_the_names_are_those_of_one_phase():
-    assert set(two_phase._BACKENDS) <= set(backends.BACKENDS)

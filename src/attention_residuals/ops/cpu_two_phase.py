@@ -52,8 +52,7 @@ __all__ = [
 
 # Places in the table behind the addresses of the sources.
 NUM_QUERIES, NUM_KNOWN, OUTPUTS, MAXIMA, DENOMINATORS = range(5)
-NUM_FINISHED, FINISHED_LOGITS, FINISHED_NORMS = range(5, 8)
-NUM_EXTRA = 8
+NUM_FINISHED, FINISHED_LOGITS, FINISHED_NORMS, NUM_EXTRA = range(5, 9)
 
 _STEP = 512  # channels handled together: those of some queries and all rows of a token stay in the L1 cache
 
@@ -61,11 +60,6 @@ _STEP = 512  # channels handled together: those of some queries and all rows of 
 @njit(fastmath=_FAST, forceinline=True)
 def _extra(table, place):
     return table[SOURCES + table[NUM_SOURCES] + place]
-
-
-@njit(fastmath=_FAST, forceinline=True)
-def _padded(number):
-    return (number + 3) // 4 * 4
 
 
 def _unpack(table, token, unpacked, like):
@@ -126,8 +120,8 @@ def _direction(table, query):
 def _dots(table, token, dots, unpacked, like):
     """Multiplies all rows of a token with all directions, two rows and four directions at a time."""
     num_sources, num_queries, width = table[NUM_SOURCES], _extra(table, NUM_QUERIES), table[WIDTH]
-    stride = _padded(num_sources)
-    for place in range(_padded(num_queries) * stride):
+    stride = num_sources + 3  # room for what four queries and four sources at a time have too much
+    for place in range((num_queries + 3) * stride):
         dots[place] = np.float32(0)
     for first in range(0, width, _STEP):
         last = min(first + _STEP, width)
@@ -166,7 +160,7 @@ def _weigh(table, token, dots):
     logits, inverse_norms = _pointer(table[LOGITS], one), _pointer(table[INVERSE_NORMS], one)
     maxima = _pointer(_extra(table, MAXIMA), one)
     denominators = _pointer(_extra(table, DENOMINATORS), one)
-    stride = _padded(num_sources)
+    stride = num_sources + 3
     for query in range(num_queries):
         maximum, total = -np.float32(np.inf), np.float32(0)
         for source in range(num_sources):
@@ -188,7 +182,7 @@ def _weigh(table, token, dots):
 def _mixes(table, token, weights, unpacked, like):
     """Writes the weighted sums of a token's rows, four rows at a time; rows past the last weigh nothing."""
     one, width, num_tokens = np.float32(1), table[WIDTH], table[NUM_TOKENS]
-    num_sources, stride = table[NUM_SOURCES], _padded(table[NUM_SOURCES])
+    num_sources, stride = table[NUM_SOURCES], table[NUM_SOURCES] + 3
     for first in range(0, width, _STEP):
         last = min(first + _STEP, width)
         for query in range(_extra(table, NUM_QUERIES)):
@@ -212,7 +206,7 @@ def _mixes(table, token, weights, unpacked, like):
 def _phase_1(table, chunk, like):
     start = table[SCRATCH] + chunk * table[SCRATCH_BYTES]
     weights = _pointer(start, np.float32(1))
-    unpacked = start + 4 * _padded(_extra(table, NUM_QUERIES)) * _padded(table[NUM_SOURCES])
+    unpacked = start + 4 * (_extra(table, NUM_QUERIES) + 3) * (table[NUM_SOURCES] + 3)
     num_chunks, num_tokens = table[NUM_CHUNKS], table[NUM_TOKENS]
     for token in range(chunk * num_tokens // num_chunks, (chunk + 1) * num_tokens // num_chunks):
         _unpack(table, token, unpacked, like)

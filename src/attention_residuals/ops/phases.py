@@ -3,13 +3,18 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from attention_residuals.errors import ShapeError
+from attention_residuals.errors import BackendError, ShapeError, nearest
+from attention_residuals.ops.backends import BACKENDS
 from attention_residuals.ops.depth_read import checked_sources
+from attention_residuals.ops.fused import _is_plain
 
-__all__ = ["Phase1", "Phase2", "checked_blocks", "checked_live"]
+__all__ = ["Phase1", "Phase2", "checked_blocks", "checked_live", "chosen_for_phases"]
+
+_BACKENDS = ("cpu", "eager", "reference")
 
 
 class Phase1(NamedTuple):
@@ -96,3 +101,41 @@ def checked_live(
             do="write every source with the shape and dtype of the embedding",
         )
     return sources
+
+
+def chosen_for_phases(name: str, source: Tensor, given: Sequence[Tensor | None]) -> str:
+    """Returns the name of the backend that a call runs on; ``given`` are all its tensors.
+
+    Raises:
+        BackendError: There is none of that name, or it cannot do the call.
+    """
+    if name not in ("auto", *_BACKENDS):
+        raise BackendError(
+            got=f"backend={name!r}",
+            expected=f"'auto', or one that reads in two phases: {', '.join(_BACKENDS)}",
+            do=nearest(name, _BACKENDS),
+        )
+    if name == "reference":
+        return name
+    if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
+        raise BackendError(
+            got=f"backend={name!r} under torch.vmap or another functional transform",
+            expected="a plain call",
+            do="pass backend='reference', or give the batch as leading axes of the sources",
+        )
+    if name == "eager":
+        return name
+    reason = BACKENDS["cpu"].refusal(source, with_bias=False)
+    if reason is None and not _is_plain(source):
+        reason = "it takes plain tensors, outside of compiled graphs"
+    if reason is None and torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given):
+        reason = "it has no backward pass, and a tensor that came requires a gradient"
+    if reason is None:
+        return "cpu"
+    if name == "auto":
+        return "eager"
+    raise BackendError(
+        got=f"backend='cpu' for {source.dtype} sources on {source.device.type}: {reason}",
+        expected="a call that it can do",
+        do="pass backend='auto', or call it under torch.no_grad()",
+    )

@@ -11,17 +11,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from attention_residuals.errors import BackendError, ShapeError, nearest
+from attention_residuals.errors import ShapeError
 from attention_residuals.ops import fused_two_phase
-from attention_residuals.ops.backends import BACKENDS
 from attention_residuals.ops.depth_read import DepthRead, checked_sources, compute_dtype, require_finite
 from attention_residuals.ops.eager import _mix, inverse_rms, without_autocast
-from attention_residuals.ops.fused import _is_plain
-from attention_residuals.ops.phases import Phase1, Phase2, checked_blocks, checked_live
+from attention_residuals.ops.phases import Phase1, Phase2, checked_blocks, checked_live, chosen_for_phases
 
 __all__ = ["merge", "phase_1", "phase_2", "read_open_block"]
-
-_BACKENDS = ("cpu", "eager", "reference")
 
 
 def phase_1(
@@ -61,7 +57,7 @@ def phase_1(
         (torch.Size([4, 2, 3]), tensor([2., 2.]))
     """
     sources = checked_blocks(blocks, pseudo_queries, key_gains, eps, inverse_norms)
-    name = _chosen(backend, sources[0], (*sources, pseudo_queries, key_gains, inverse_norms))
+    name = chosen_for_phases(backend, sources[0], (*sources, pseudo_queries, key_gains, inverse_norms))
     if name == "cpu":
         found = fused_two_phase.phase_1(sources, pseudo_queries, key_gains, eps, inverse_norms)
     else:
@@ -209,7 +205,7 @@ def read_open_block(
     """
     sources = checked_live(phase_1, site, live, pseudo_query, key_gain, output_gain, eps, output_eps)
     given = (*phase_1[:5], *sources, pseudo_query, key_gain, output_gain)
-    name = _chosen(backend, phase_1.like, given)
+    name = chosen_for_phases(backend, phase_1.like, given)
     if name == "cpu":
         read = fused_two_phase.read(
             phase_1, site, sources, pseudo_query, key_gain, eps, output_gain, output_eps
@@ -274,37 +270,3 @@ def _finished(
         with without_autocast(mix.device.type):
             mix = mix * inverse_rms(mix, output_eps)[..., None] * output_gain.to(mix.dtype)
     return mix.to(dtype)
-
-
-def _chosen(name: str, source: Tensor, given: Sequence[Tensor | None]) -> str:
-    """Returns the backend that a call runs on, or raises."""
-    if name not in ("auto", *_BACKENDS):
-        raise BackendError(
-            got=f"backend={name!r}",
-            expected=f"'auto', or one that reads in two phases: {', '.join(_BACKENDS)}",
-            do=nearest(name, _BACKENDS),
-        )
-    if name == "reference":
-        return name
-    if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
-        raise BackendError(
-            got=f"backend={name!r} under torch.vmap or another functional transform",
-            expected="a plain call",
-            do="pass backend='reference', or give the batch as leading axes of the sources",
-        )
-    if name == "eager":
-        return name
-    reason = BACKENDS["cpu"].refusal(source, with_bias=False)
-    if reason is None and not _is_plain(source):
-        reason = "it takes plain tensors, outside of compiled graphs"
-    if reason is None and torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given):
-        reason = "it has no backward pass, and a tensor that came requires a gradient"
-    if reason is None:
-        return "cpu"
-    if name == "auto":
-        return "eager"
-    raise BackendError(
-        got=f"backend='cpu' for {source.dtype} sources on {source.device.type}: {reason}",
-        expected="a call that it can do",
-        do="pass backend='auto', or call it under torch.no_grad()",
-    )
