@@ -13,7 +13,7 @@ from attention_residuals.layers.residual import ResidualRule
 from attention_residuals.layers.tap import Tap
 from attention_residuals.models import Decoder
 
-__all__ = ["Prefilled", "left_padded", "prefill"]
+__all__ = ["Prefilled", "checked_prompt", "left_padded", "positions_of", "prefill"]
 
 
 class Prefilled(NamedTuple):
@@ -65,16 +65,9 @@ def prefill(
         >>> torch.allclose(found.logits, model(tokens)[:, -1], atol=1e-5), found.cache.num_tokens
         (True, 4)
     """
-    if not is_count(chunk):
-        raise ConfigError(got=f"chunk={chunk!r}", expected="1 or more tokens", do="2048 is usual")
     cache = KVCache() if cache is None else cache
-    before, total = cache.num_tokens, cache.num_tokens + tokens.shape[1]
-    if total > model.config.max_tokens:
-        raise ShapeError(
-            got=f"a prompt that makes {total} tokens",
-            expected=f"at most {model.config.max_tokens}, the model's context",
-            do="cut the prompt, or use a model with a larger max_tokens",
-        )
+    before = cache.num_tokens
+    checked_prompt(model, tokens, before, chunk)
     if mask is not None:
         tokens, mask = left_padded(tokens, mask)
         mask = None if mask.all() else mask
@@ -100,9 +93,27 @@ def prefill(
     return Prefilled(logits[:, -1], cache, mask)
 
 
+def checked_prompt(model: Decoder, tokens: Tensor, num_cached: int, chunk: int) -> None:
+    """Refuses a prompt that the model cannot read.
+
+    Raises:
+        ShapeError: More tokens than the model accepts, or none.
+        ConfigError: A chunk below 1.
+    """
+    if not is_count(chunk):
+        raise ConfigError(got=f"chunk={chunk!r}", expected="1 or more tokens", do="2048 is usual")
+    total = num_cached + tokens.shape[1]
+    if not num_cached < total <= model.config.max_tokens:
+        raise ShapeError(
+            got=f"a prompt of {tokens.shape[1]} tokens after {num_cached}",
+            expected=f"at least 1, and at most {model.config.max_tokens} in all, the model's context",
+            do="cut the prompt, or use a model with a larger max_tokens",
+        )
+
+
 def left_padded(
     tokens: Int[Tensor, "B T"], mask: Bool[Tensor, "B T"]
-) -> tuple[Int[Tensor, "B T"], Bool[Tensor, "B T"]]:
+) -> tuple[Int[Tensor, "B U"], Bool[Tensor, "B U"]]:
     """Moves padding to the left, and drops columns in which nothing is real.
 
     Raises:

@@ -159,8 +159,7 @@ def _weigh(table, token, dots):
     num_sources, num_queries = table[NUM_SOURCES], _extra(table, NUM_QUERIES)
     logits, inverse_norms = _pointer(table[LOGITS], one), _pointer(table[INVERSE_NORMS], one)
     maxima = _pointer(_extra(table, MAXIMA), one)
-    denominators = _pointer(_extra(table, DENOMINATORS), one)
-    stride = num_sources + 3
+    denominators, stride = _pointer(_extra(table, DENOMINATORS), one), num_sources + 3
     for query in range(num_queries):
         maximum, total = -np.float32(np.inf), np.float32(0)
         for source in range(num_sources):
