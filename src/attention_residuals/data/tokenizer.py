@@ -129,6 +129,24 @@ class Tokenizer:
         """Number of ids, the end of text included."""
         return len(self._bytes)
 
+    def bytes_of(self, token: int) -> bytes:
+        """Returns the bytes that an id stands for, which may end inside a character; none for the end of text.
+
+        Raises:
+            DataError: There is no such id.
+
+        Example:
+            >>> Tokenizer.train(["never"], vocab_size=257).bytes_of(1)
+            b'!'
+        """
+        if not 0 <= token < self.vocab_size:
+            raise DataError(
+                got=f"token {token}",
+                expected=f"0 to {self.vocab_size - 1}",
+                do="use this model's own tokenizer",
+            )
+        return self._bytes[token]
+
     @property
     def bytes_per_token(self) -> npt.NDArray[np.int64]:
         """Number of UTF-8 bytes that each id stands for, 0 for the end of text: the unit of bits per byte."""

@@ -1,0 +1,150 @@
+"""How the next token is chosen from the logits."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from attention_residuals.errors import ConfigError, NonFiniteError, is_count
+
+__all__ = ["Choice", "Sampling", "choose", "filtered_probabilities"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """Which tokens may be chosen, and how likely each is; the filters act in the order of the fields.
+
+    Args:
+        repetition_penalty: Above 1, tokens that have occurred get less likely (arXiv:1909.05858): their
+            positive logits are divided by it, their negative ones multiplied. > 0; 1 changes nothing.
+        temperature: Divides the logits, >= 0; 0 takes the most likely token.
+        top_k: Only so many of the most likely tokens, >= 1; of equal ones, the lower ids. None: all.
+        top_p: Only the fewest most likely tokens that have this much probability together, above 0 to 1.
+        min_p: Only tokens at least so likely as this share of the most likely one, 0 to 1.
+        seed: >= 0. The random number of a token depends on it, the sequence's number and the step alone.
+
+    Raises:
+        ConfigError: A value out of range.
+
+    Example:
+        >>> Sampling(temperature=0.8, top_p=0.95).temperature
+        0.8
+    """
+
+    repetition_penalty: float = 1.0
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        ranges = {
+            "repetition_penalty": (0 < self.repetition_penalty < math.inf, "above 0", "1.1 is mild"),
+            "temperature": (0 <= self.temperature < math.inf, "0 or more", "0 is greedy, 1 changes nothing"),
+            "top_k": (self.top_k is None or is_count(self.top_k), "1 or more, or None", "50 is usual"),
+            "top_p": (0 < self.top_p <= 1, "above 0, at most 1", "0.95 is usual"),
+            "min_p": (0 <= self.min_p <= 1, "0 to 1", "0.05 is usual"),
+            "seed": (0 <= self.seed < 2**63, "0 or more", "pass another number for another text"),
+        }
+        for name, (holds, expected, do) in ranges.items():
+            if not holds:
+                raise ConfigError(got=f"{name}={getattr(self, name)!r}", expected=expected, do=do)
+
+
+class Choice(NamedTuple):
+    """The chosen tokens, and the log-probability of each before any filter, in nats."""
+
+    tokens: Int[Tensor, " B"]
+    log_probabilities: Float[Tensor, " B"]
+
+
+def choose(
+    logits: Float[Tensor, "B V"],
+    sampling: Sampling,
+    *,
+    seen: Sequence[Int[Tensor, "_"]],
+    sequences: Sequence[int],
+    steps: Sequence[int],
+) -> Choice:
+    """Chooses a token for each sequence.
+
+    Computed in float64, a row by itself, so that the other rows of a batch change nothing.
+
+    Args:
+        logits: Of the next token.
+        sampling: How to choose.
+        seen: The ids of each sequence so far, prompt included.
+        sequences: The number of each sequence in its request.
+        steps: How many tokens each sequence has got before this one.
+
+    Raises:
+        NonFiniteError: NaN or infinity among a sequence's logits.
+
+    Example:
+        >>> found = choose(torch.tensor([[0.0, 2.0, 1.0]]), Sampling(temperature=0.0), seen=[torch.tensor([1])],
+        ...                sequences=[0], steps=[0])
+        >>> found.tokens
+        tensor([1])
+    """
+    exact = logits.double().cpu()
+    if not exact.isfinite().all():
+        row = int((~exact.isfinite()).any(1).int().argmax())
+        raise NonFiniteError(
+            got=f"NaN or infinity in the logits of sequence {sequences[row]} at step {steps[row]}",
+            expected="finite logits",
+            do="look at the model: a checkpoint of a run that diverged gives such logits",
+        )
+    tokens = []
+    for row, ids, sequence, step in zip(exact, seen, sequences, steps, strict=True):
+        penalised = _penalised(row, ids, sampling.repetition_penalty)
+        if sampling.temperature == 0:
+            tokens.append(int(penalised.argmax()))
+            continue
+        upper = filtered_probabilities(penalised, sampling).cumsum(0)
+        draw = _uniform(sampling.seed, sequence, step) * upper[-1]
+        tokens.append(int(torch.searchsorted(upper, draw, right=True)))
+    chosen = torch.tensor(tokens)
+    log_probabilities = exact.log_softmax(1).gather(1, chosen[:, None])[:, 0]
+    return Choice(chosen, log_probabilities)
+
+
+def filtered_probabilities(logits: Float[Tensor, " V"], sampling: Sampling) -> Float[Tensor, " V"]:
+    """Returns what is drawn from: probabilities after temperature, top-k, top-p and min-p; they sum to 1.
+
+    Example:
+        >>> filtered_probabilities(torch.tensor([0.0, 0.0, -9.0]), Sampling(top_k=2))
+        tensor([0.5000, 0.5000, 0.0000])
+    """
+    ordered, order = (logits / sampling.temperature).sort(descending=True, stable=True)
+    probabilities = ordered.softmax(0)
+    kept = torch.ones_like(order, dtype=torch.bool)
+    if sampling.top_k is not None:
+        kept[sampling.top_k :] = False
+        probabilities = probabilities * kept
+        probabilities = probabilities / probabilities.sum()
+    # The first token is always kept: nothing comes before it.
+    kept &= probabilities.cumsum(0) - probabilities < sampling.top_p
+    kept &= probabilities >= sampling.min_p * probabilities[0]
+    probabilities = probabilities * kept
+    return torch.empty_like(probabilities).scatter_(0, order, probabilities / probabilities.sum())
+
+
+def _penalised(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
+    if penalty == 1:
+        return logits
+    ids = seen.unique()
+    old = logits[ids]
+    return logits.index_put((ids,), torch.where(old > 0, old / penalty, old * penalty))
+
+
+def _uniform(seed: int, sequence: int, step: int) -> float:
+    """Returns a number from 0 to below 1 that depends on its arguments alone."""
+    return float(
+        np.random.Generator(np.random.Philox(key=[seed, sequence], counter=[0, 0, 0, step])).random()
+    )
