@@ -52,7 +52,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, default=Path("runs/rules"), help="where the runs go")
     parser.add_argument("--out", type=Path, default=Path("docs/rules"), help="where the pictures go")
-    parser.add_argument("--num-steps", type=int, default=400, help="optimizer steps of each run")
+    parser.add_argument("--num-steps", type=int, default=300, help="optimizer steps of each run")
     given = parser.parse_args()
     started = (given.folder / "corpus").exists()
     corpus = prepared(StandardLibrary(), given.folder / "corpus", vocab_size=2048, started=started)

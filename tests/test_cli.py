@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from attention_residuals.cli import main, names, training
 from attention_residuals.cli.names import source_of
 from attention_residuals.data import HuggingFaceDataset
 from attention_residuals.errors import ConfigError
+from attention_residuals.inference import Engine, Piece
 from attention_residuals.layers.residual import RULES, AttnRes, MultiHead, StandardResidual, StaticMixing
 from attention_residuals.trace import Trace
 from attention_residuals.version import __version__
@@ -233,6 +235,61 @@ def test_the_backends_are_listed_with_what_is_missing(capsys):
     assert main(["backends"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[::2]] == ["cpu", "fla", "eager", "reference"]
+
+
+def test_a_text_is_continued_as_it_comes(trained, capsys):
+    options = ["--max-new-tokens", "5", "--sampling.temperature", "0"]
+    texts = []
+    for schedule in ("one-phase", "two-phase"):
+        assert main(["generate", str(trained), "Once upon", "--schedule", schedule, *options]) == 0
+        out, err = capsys.readouterr()
+        assert out.startswith("Once upon")
+        assert "tokens, ended by" in err
+        texts.append(out)
+    assert texts[0] == texts[1]
+
+
+def test_a_stop_string_that_never_comes_is_told(trained, capsys):
+    assert main(["generate", str(trained), "Once", "--max-new-tokens", "2", "--stop", "@@@@"]) == 0
+    assert "no stop string has come" in capsys.readouterr().err
+
+
+def test_ctrl_c_leaves_what_was_generated(trained, monkeypatch, capsys):
+    def interrupted(self, prompt, **options):
+        yield Piece(0, 5, 0.0, " a time", None)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Engine, "stream", interrupted)
+    assert main(["generate", str(trained), "Once upon"]) == 130
+    out, err = capsys.readouterr()
+    assert out == "Once upon a time\n"
+    assert "1 tokens, ended by interrupted" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        ([""], 1, "which is empty"),
+        (["Once " * 2000], 1, "the model's context"),
+    ],
+)
+def test_what_cannot_be_continued_is_told(trained, capsys, arguments, code, message):
+    assert main(["generate", str(trained), *arguments]) == code
+    assert message in capsys.readouterr().err
+
+
+def test_a_negative_temperature_is_wrong_usage(trained, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["generate", str(trained), "Once", "--sampling.temperature", "-1"])
+    assert ended.value.code == 2
+    assert "temperature=-1.0" in capsys.readouterr().err
+
+
+def test_a_run_without_its_tokenizer_cannot_generate(trained, tmp_path, capsys):
+    shutil.copytree(trained, tmp_path / "run")
+    (tmp_path / "run" / "run" / "tokenizer.json").unlink()
+    assert main(["generate", str(tmp_path / "run"), "Once"]) == 1
+    assert "tokenizer.json" in capsys.readouterr().err
 
 
 def test_every_rule_is_listed_with_formula_cost_and_cautions(capsys):
