@@ -15,7 +15,14 @@ from attention_residuals.cli.names import source_of
 from attention_residuals.data import HuggingFaceDataset
 from attention_residuals.errors import ConfigError
 from attention_residuals.inference import Engine, Piece
-from attention_residuals.layers.residual import RULES, AttnRes, MultiHead, StandardResidual, StaticMixing
+from attention_residuals.layers.residual import (
+    RULES,
+    AttnRes,
+    Highway,
+    MultiHead,
+    StandardResidual,
+    StaticMixing,
+)
 from attention_residuals.trace import Trace
 from attention_residuals.version import __version__
 
@@ -314,7 +321,12 @@ def test_every_rule_is_listed_with_formula_cost_and_cautions(capsys):
         ("block:3", AttnRes(sublayers_per_block=3)),
         ("attnres:sublayers_per_block=3,key_eps=1e-5", AttnRes(sublayers_per_block=3, key_eps=1e-5)),
         ("heads:num_heads=8,key_norm=head", MultiHead(num_heads=8, key_norm="head")),
-        ("static:normalised=false", StaticMixing(normalised=False)),
+        ("static:normalised=False", StaticMixing(normalised=False)),
+        (
+            "static:normalised=false, sublayers_per_block=2",
+            StaticMixing(normalised=False, sublayers_per_block=2),
+        ),
+        ("highway:carry_bias=None", Highway()),
     ],
 )
 def test_a_rule_is_named_with_its_options(words, config):
@@ -328,6 +340,8 @@ def test_a_rule_is_named_with_its_options(words, config):
         ("window:windw=3", "did you mean 'window'"),
         ("window:window=lots", "SlidingWindow.window='lots'"),
         ("window:window=0", "window=0"),
+        ("window:window=3,window=5", "each option of the rule once"),
+        ("delta:type=AttnRes", "each option of the rule once"),
         ("block:many", "residual 'block:many'"),
     ],
 )

@@ -57,7 +57,7 @@ def decode(data: Any, known: Mapping[str, type]) -> Any:
             raise ConfigError(
                 got=f"{name}.{key}={value!r}",
                 expected=getattr(hints[key], "__name__", str(hints[key])),
-                do="correct the value in the file",
+                do="correct the value",
             )
     missing = [
         key

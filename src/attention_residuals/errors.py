@@ -1,6 +1,7 @@
 """The errors of this package: each says what came, what was expected and what to do."""
 
 import difflib
+import math
 from collections.abc import Iterable
 from functools import partial
 
@@ -15,6 +16,7 @@ __all__ = [
     "ShapeError",
     "TapError",
     "is_count",
+    "is_finite",
     "nearest",
 ]
 
@@ -82,6 +84,16 @@ def is_count(value: object) -> bool:
         (True, False, False, False)
     """
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def is_finite(value: object) -> bool:
+    """Tells whether a value is a number that is neither infinite nor NaN.
+
+    Example:
+        >>> is_finite(0.5), is_finite(float("nan")), is_finite("1"), is_finite(True)
+        (True, False, False, False)
+    """
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -9,7 +9,6 @@ from torch.nn import functional as F
 
 from attention_residuals.layers import OUTPUT
 from attention_residuals.layers.residual import (
-    RULES,
     AttnRes,
     Cumulative,
     Delta,
@@ -97,11 +96,6 @@ def test_a_fresh_model_of_these_rules_is_the_standard_model(residual, dtype):
 @pytest.mark.parametrize("residual", [SlidingWindow(window=2), Inkling2(), Cumulative()], ids=repr)
 def test_a_fresh_model_of_these_rules_is_another_model(residual):
     assert largest_distance(residual, torch.float64, 0.0, scaled=False) > 1e-3
-
-
-def test_the_rules_that_start_as_the_standard_model_and_those_that_do_not_are_all_there_are():
-    named = {type(residual) for residual in STARTS_AS_STANDARD}
-    assert named | {StandardResidual, SlidingWindow, Inkling2, Cumulative} == set(RULES.values())
 
 
 def test_the_identity_is_only_approximate_with_an_unscaled_eps():

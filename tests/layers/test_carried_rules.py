@@ -286,7 +286,7 @@ def test_parameters_are_as_many_as_the_docstring_says(config, count):
     [
         (lambda: DenseFormer(dilation=0), "dilation=0"),
         (lambda: DenseFormer(period=True), "period=True"),
-        (lambda: DenseFormer(period=4).build(num_layers=3, width=8), "period=4 for 3 layers.*period=3.*period=1"),
+        (lambda: DenseFormer(period=4).build(num_layers=3, width=8), "period=4 for 3 layers.*period=1"),
         (lambda: HyperConnections(streams=0), "streams=0"),
         (lambda: ManifoldHyperConnections(streams=0), "streams=0"),
         (lambda: ManifoldHyperConnections(sinkhorn_steps=0), "sinkhorn_steps=0"),
@@ -379,12 +379,17 @@ def test_a_tap_that_replaces_an_averages_values_must_say_what_they_hold():
         def read(self, read):
             if str(read.site) != "L1.attention":
                 return super().read(read)
-            twice = read._replace(values=read.values * 2, weights=read.weights.repeat(2, 1, 1))
+            twice = read._replace(
+                values=read.values * 2,
+                sources=read.sources * 2,
+                source_names=(*read.source_names, *(f"{name} again" for name in read.source_names)),
+                weights=read.weights.repeat(2, 1, 1),
+            )
             return super().read(twice._replace(membership=self.held(read)))
 
     tap = Two()
     tap.held = lambda read: read.membership
-    with pytest.raises(TapError, match=r"4 values with the membership of 2 at L1\.attention"):
+    with pytest.raises(TapError, match=r"4 values, 4 names, 4 sources and membership of 2 at L1\.attention"):
         looked_at(rule_of(DenseFormer()), tap)
     tap.held = lambda read: read.membership[..., 0, 0].repeat(2, 1)  # the same for every token
     reads, outputs = looked_at(rule_of(DenseFormer()), tap)

@@ -141,7 +141,7 @@ def embedding(dtype=torch.float64):
 
 
 def test_every_registered_rule_is_in_this_suite():
-    assert {type(config) for config in RULE_CONFIGS.values()} == set(RULES.values())
+    assert set(RULES.values()) <= {type(config) for config in RULE_CONFIGS.values()}
 
 
 @every_rule

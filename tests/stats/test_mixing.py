@@ -187,3 +187,26 @@ def test_a_changed_read_is_in_the_matrix_as_it_was_used(tmp_path):
     sums = mixing_matrix(Trace.load(tmp_path)).weights.sum(1)
     assert_close(sums[3], torch.full_like(sums[3], 0.5))
     assert_close(writer_weights(trace["L1.mlp"]).sum(0), sums[3])
+
+
+@every_rule
+def test_values_of_nobody_knows_whom_are_not_a_number_and_not_a_wrong_one(config):
+    class Doubler(Looker):
+        def read(self, read):
+            if str(read.site) != "L1.mlp":
+                return read
+            return read._replace(values=(2 * read.values[0], *read.values[1:]))
+
+    model, recorder = model_of(config), Recorder()
+    with torch.no_grad():
+        model(TOKENS, tap=Chain(Doubler(), recorder))
+    weights = mixing_matrix(recorder.trace(model)).weights
+    assert weights[3, 0].isnan().all()
+    assert weights[:3].isfinite().all()
+
+
+def test_the_matrix_is_exact_under_autocast():
+    trace = traced(AttnRes())[0]
+    expected = mixing_matrix(trace).weights
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(mixing_matrix(trace).weights, expected)

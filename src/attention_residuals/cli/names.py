@@ -1,6 +1,6 @@
 """What the words of a command line mean: rules, texts, devices, run folders."""
 
-import json
+import ast
 from pathlib import Path
 
 import torch
@@ -51,19 +51,24 @@ def residual_of(text: str, block: ResidualConfig) -> ResidualConfig:
             expected=f"full, block, block:S or one of {', '.join(RULES)}",
             do=nearest(name, ("full", "block", *RULES)),
         )
-    values = dict(option.partition("=")[::2] for option in options.split(",") if option)
-    config: ResidualConfig = decode(
-        {"type": RULES[name].__name__, **{key: value_of(value) for key, value in values.items()}},
-        MODEL_CONFIGS,
-    )
+    pairs = [tuple(map(str.strip, option.partition("=")[::2])) for option in options.split(",") if option]
+    values = {key: value_of(value) for key, value in pairs}
+    if len(values) < len(pairs) or "type" in values:
+        raise ConfigError(
+            got=f"residual {text!r}", expected="each option of the rule once", do="see `attnres rules`"
+        )
+    config: ResidualConfig = decode({"type": RULES[name].__name__, **values}, MODEL_CONFIGS)
     return config
 
 
 def value_of(text: str) -> object:
-    """Reads an option's value: a number, true or false, or else a word."""
+    """Reads an option's value as Python or JSON writes it: a number, a truth or nothing, or else a word."""
+    words = {"true": True, "false": False, "none": None, "null": None}
+    if text.lower() in words:
+        return words[text.lower()]
     try:
-        return json.loads(text)
-    except ValueError:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
         return text
 
 

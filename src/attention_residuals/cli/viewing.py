@@ -3,6 +3,7 @@
 from dataclasses import fields, replace
 from pathlib import Path
 
+from matplotlib.figure import Figure
 from rich.console import Console
 from tyro.conf import Positional
 
@@ -12,12 +13,12 @@ from attention_residuals.data import Tokenizer
 from attention_residuals.errors import ConfigError
 from attention_residuals.layers.residual import RULES, ResidualConfig
 from attention_residuals.ops import BACKENDS
-from attention_residuals.plots import routing_map, save, token_map
-from attention_residuals.stats import average_routing
+from attention_residuals.plots import mixing_map, routing_map, save, token_map
+from attention_residuals.stats import average_routing, mixing_matrix
 from attention_residuals.trace import Trace, record, routing_table, rule_facts
 from attention_residuals.train import load_checkpoint_model
 
-__all__ = ["backends_command", "rule_lines", "rules_command", "trace_command", "write_pictures"]
+__all__ = ["backends_command", "pictures", "rule_lines", "rules_command", "trace_command"]
 
 
 @app.command(name="trace")
@@ -39,7 +40,8 @@ def trace_command(
     Args:
         folder: A folder written by attnres train.
         text: What the model reads, after the mark that ends the text before.
-        out: A new folder for trace.json, trace.safetensors, routing.png and tokens.png.
+        out: A new folder for trace.json, trace.safetensors, mixing.png and, where weights are shares,
+            routing.png and tokens.png.
         token: Show this token: 0 is the mark before the text, 1 the first of the text, -1 the last. By
             default the mean over the tokens of the text.
         device: auto is cuda where there is one.
@@ -67,26 +69,34 @@ def trace_command(
     averaged = replace(trace, mask=trace.tokens != tokenizer.end_of_text)
     console.print(routing_table(averaged, shown), markup=False)
     if out is not None:
+        figures = pictures(averaged)
         trace.save(out)
-        write_pictures(averaged, out)
+        for name, figure in figures.items():
+            save(figure, out / name)
         console.print(f"wrote {out}", markup=False)
     return 0
 
 
-def write_pictures(trace: Trace, folder: Path) -> None:
-    """Draws average routing and the routing of each token."""
+def pictures(trace: Trace) -> dict[str, Figure]:
+    """Draws the mixing matrix, and where weights are shares, average routing and the routing of each token."""
     footer = f"n = {trace.tokens.numel()} tokens, {trace.about['dtype']}"
+    matrix = mixing_matrix(trace).average(trace)
+    figures = {"mixing.png": mixing_map(matrix, title="What each read holds of each output", footer=footer)}
+    if any(site.weights.min() < 0 or site.weights.max() > 1.01 for site in trace.sites):
+        return figures
     panels = {
         "attention sites": average_routing(trace, "attention"),
         "MLP sites": average_routing(trace, "mlp"),
         "output": average_routing(trace, "output"),
     }
-    save(routing_map(panels, title="Average depth routing", footer=footer), folder / "routing.png")
+    figures["routing.png"] = routing_map(panels, title="Average depth routing", footer=footer)
     last = max(int(site.site[1:].split(".")[0]) for site in trace.sites[:-1])
     sites = [f"L{last // 2}.attention", f"L{last}.attention", f"L{last}.mlp", "output"]
     shown = range(min(64, trace.tokens.shape[1]))
-    figure = token_map(trace, row=0, sites=sites, title="Depth routing by token", footer=footer, tokens=shown)
-    save(figure, folder / "tokens.png")
+    figures["tokens.png"] = token_map(
+        trace, row=0, sites=sites, title="Depth routing by token", footer=footer, tokens=shown
+    )
+    return figures
 
 
 @app.command(name="rules")

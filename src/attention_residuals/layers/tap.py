@@ -2,6 +2,7 @@
 
 from typing import NamedTuple, Protocol, runtime_checkable
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -81,7 +82,8 @@ class Tap(Protocol):
     """Sees a forward pass; returns each event as it came, or changed.
 
     An event that is returned as the same object changes no bit of the result. A changed ``Read`` is mixed
-    again from its weights and values. Each event is offered once per forward pass, also under activation
+    again from its weights and values; new values should come with their ``membership``, or nobody later knows
+    who wrote what. Each event is offered once per forward pass, also under activation
     checkpointing.
     """
 
@@ -116,7 +118,8 @@ class Chain:
     def read(self, read: Read) -> Read:
         """Hands the read from tap to tap."""
         for tap in self.taps:
-            read = tap.read(read)
+            seen = tap.read(read)
+            read = _without_stale_members(read, seen) if isinstance(seen, Read) else seen
         return read
 
     def write(self, write: Write) -> Write:
@@ -158,6 +161,13 @@ def offer_read(tap: Tap, read: Read) -> Read | None:
         )
     shapes = {tuple(value.shape) for value in seen.values}
     count = len(seen.values)
+    if not len(seen.source_names) == len(seen.sources) == len(seen.membership) == count:
+        raise TapError(
+            got=f"{count} values, {len(seen.source_names)} names, {len(seen.sources)} sources and membership "
+            f"of {len(seen.membership)} at {read.site}",
+            expected="as many of each, so that a trace says what was read",
+            do="give a source weight 0 to leave it out; for other sources, replace all four",
+        )
     if shapes != {tuple(read.values[0].shape)} or seen.weights.shape != (count, *read.weights.shape[1:]):
         raise TapError(
             got=f"weights {list(seen.weights.shape)} and {count} values {sorted(shapes)} at {read.site}",
@@ -189,6 +199,18 @@ def offer_write(tap: Tap | None, writer: str, output: Tensor) -> Tensor:
             do="keep the shape and dtype of the Write that was offered",
         )
     return seen.output
+
+
+def _without_stale_members(read: Read, seen: Read) -> Read:
+    """Marks values that a tap has put in place without a word on who wrote them: NaN as their membership."""
+    if seen.membership is not read.membership or len(seen.values) != len(read.values):
+        return seen
+    new = [one is not other for one, other in zip(seen.values, read.values, strict=True)]
+    if not any(new):
+        return seen
+    membership = seen.membership.clone()
+    membership[torch.tensor(new)] = torch.nan
+    return seen._replace(membership=membership)
 
 
 def _versions(read: Read) -> list[int]:

@@ -141,7 +141,7 @@ def require_finite(read: DepthRead, logit_bias: Tensor | None = None) -> DepthRe
 def second_derivative() -> BackendError:
     """Makes the error of a backend that is asked for second derivatives."""
     return BackendError(
-        got="a backward pass with create_graph=True through depth attention",
+        got="a backward pass with create_graph=True through a depth read",
         expected="first derivatives only",
         do="pass backend='reference' for second derivatives",
     )

@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attention_residuals.errors import ConfigError
+from attention_residuals.ops.eager import without_autocast
 from attention_residuals.stats.routing import Routing, real_tokens
 from attention_residuals.trace import SiteTrace, Trace
 
@@ -54,7 +55,8 @@ def mixing_matrix(trace: Trace) -> MixingMatrix:
 
     All ones below the diagonal for the standard residual; rows of sum 1 for Full attention residuals and
     Highway; a block's weight at each of its writers for Block attention residuals; the unrolled recurrence
-    for DenseFormer and hyper-connections. Normalised values carry their 1/rms.
+    for DenseFormer and hyper-connections. Normalised values carry their 1/rms. NaN where a tap has put values
+    in place of which nobody knows who wrote them.
 
     Args:
         trace: A recorded pass of a model with any residual rule.
@@ -95,7 +97,8 @@ def writer_weights(site: SiteTrace) -> Float[Tensor, "W B T"] | Float[Tensor, "W
     """
     dtype = torch.promote_types(site.weights.dtype, site.membership.dtype)
     pattern = "sw,sbt...->wbt..." if site.membership.ndim == 2 else "swbt,sbt...->wbt..."
-    result: Tensor = torch.einsum(pattern, site.membership.to(dtype), site.weights.to(dtype))
+    with without_autocast(site.weights.device.type):
+        result: Tensor = torch.einsum(pattern, site.membership.to(dtype), site.weights.to(dtype))
     return result
 
 

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from attention_residuals.errors import ConfigError, is_finite
 from attention_residuals.layers.residual.interface import Semantics
 from attention_residuals.layers.residual.sources import (
     DepthReader,
@@ -47,6 +48,15 @@ class Cumulative(SourceConfig):
     )
     sublayers_per_block: int = 2
     recency_bias: float = 3.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not is_finite(self.recency_bias):
+            raise ConfigError(
+                got=f"recency_bias={self.recency_bias!r}",
+                expected="a finite number",
+                do="3.0 is the repository's default, 0.0 favours no source",
+            )
 
     def build(self, *, num_layers: int, width: int) -> "CumulativeRule":
         """Makes the rule, with 2 D + 1 parameters per site and none at the output."""

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from attention_residuals.errors import ConfigError, ShapeError, TapError, is_count
+from attention_residuals.errors import ConfigError, ShapeError, is_count
 from attention_residuals.layers.residual.interface import (
     Norm,
     ResidualConfig,
@@ -71,14 +71,15 @@ class DenseFormer(ResidualConfig):
         """Makes the rule, with one parameter per average and X in it.
 
         Raises:
-            ConfigError: A period of more layers than there are.
+            ConfigError: A period or dilation of more layers than there are.
         """
-        if self.period > num_layers:
-            raise ConfigError(
-                got=f"period={self.period} for {num_layers} layers, which has no average",
-                expected=f"at most {num_layers}",
-                do=f"use period={num_layers} for one average before the output, or period=1 for {num_layers}",
-            )
+        for name in ("dilation", "period"):
+            if getattr(self, name) > num_layers:
+                raise ConfigError(
+                    got=f"{name}={getattr(self, name)} for {num_layers} layers, which averages nothing",
+                    expected=f"at most {num_layers}",
+                    do=f"use {name}=1 for all layers",
+                )
         return DenseFormerRule(self, num_layers, width)
 
 
@@ -103,11 +104,12 @@ class DenseFormerRule(ResidualRule[DenseFormerState]):
     none.
     """
 
-    semantics = Semantics(sources="cumulative", weights="learned")
-
     def __init__(self, config: DenseFormer, num_layers: int, width: int) -> None:
         super().__init__(num_layers, width)
         self.config = config
+        self.semantics = Semantics(
+            sources="cumulative", weights="learned", output_read=self.has_average(OUTPUT)
+        )
         self.scalars = nn.ParameterDict(
             {
                 reader_name(site): torch.eye(self.num_sources(site))[-1].clone()
@@ -217,12 +219,6 @@ class DenseFormerRule(ResidualRule[DenseFormerState]):
 
 def _held(read: Read) -> Tensor:
     """Counts how many times the mix of a read holds each writer's output."""
-    if len(read.membership) != len(read.values):
-        raise TapError(
-            got=f"{len(read.values)} values with the membership of {len(read.membership)} at {read.site}",
-            expected="a membership for each value, since the average goes on",
-            do="return read._replace(values=..., membership=...) with what the new values hold",
-        )
     weight_S1BT = read.weights.detach()[:, None]
     member = read.membership if read.membership.ndim == 4 else read.membership[..., None, None]
     held_WBT: Tensor = (weight_S1BT * member.to(weight_S1BT.dtype)).sum(0)

@@ -83,7 +83,7 @@ class MultiHeadRule(SourceRule):
         assert isinstance(reader, DepthReader)
         scores = depth_logits(
             values,
-            reader.pseudo_query * reader.key_gain,
+            reader.direction(),
             eps=self.config.key_eps,
             num_heads=self.config.num_heads,
             norm_per_head=self.config.key_norm == "head",

@@ -7,7 +7,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from attention_residuals.errors import ConfigError
+from attention_residuals.errors import ConfigError, is_finite
 from attention_residuals.layers.residual.interface import (
     Norm,
     ResidualConfig,
@@ -62,9 +62,9 @@ class Highway(ResidualConfig):
     carry_bias: float | None = None
 
     def __post_init__(self) -> None:
-        if self.carry_bias is not None and not math.isfinite(self.carry_bias):
+        if self.carry_bias is not None and not is_finite(self.carry_bias):
             raise ConfigError(
-                got=f"carry_bias={self.carry_bias}",
+                got=f"carry_bias={self.carry_bias!r}",
                 expected="a finite number or None",
                 do="-2.0 favours the state; None makes it the mean of all outputs",
             )

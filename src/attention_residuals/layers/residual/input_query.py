@@ -10,6 +10,8 @@ from torch.nn import functional as F
 from attention_residuals.layers.residual.sources import SourceConfig, SourceRule, reader_name
 from attention_residuals.layers.tap import Site
 from attention_residuals.ops import DepthRead, depth_logits, weighted_mix
+from attention_residuals.ops.depth_read import compute_dtype
+from attention_residuals.ops.eager import without_autocast
 
 __all__ = ["InputQuery", "InputQueryRule"]
 
@@ -61,8 +63,10 @@ class InputQueryRule(SourceRule):
         """Makes the query, scores the sources, then mixes them."""
         reader = self.readers[reader_name(site, part)]
         assert isinstance(reader, QueryReader)
-        newest = F.rms_norm(values[-1], (self.width,), None, self.config.key_eps)
-        query = F.linear(newest.to(reader.query.dtype), reader.query) * reader.key_gain
+        dtype = compute_dtype(values[-1].dtype)
+        newest = F.rms_norm(values[-1].to(dtype), (self.width,), None, self.config.key_eps)
+        with without_autocast(newest.device.type):
+            query = F.linear(newest, reader.query.to(dtype)) * reader.key_gain.to(dtype)
         scores = depth_logits(values, query, eps=self.config.key_eps)
         mix = weighted_mix(self.weights_of(scores.logits), values, output_gain, output_eps)
         return DepthRead(mix, *scores)

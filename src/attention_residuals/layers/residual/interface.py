@@ -153,14 +153,18 @@ def checked_inputs(
     if len(inputs) == 1:
         return inputs
     function = sublayer.forward if isinstance(sublayer, nn.Module) else sublayer
-    try:
-        inspect.signature(function).bind_partial(*inputs)
-    except TypeError as error:
+    names = [
+        name
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    # A mask or a cache in second place would be taken for keys: names tell, since nothing else does.
+    if len(names) < 3 or not names[1].startswith("k") or not names[2].startswith("v"):
         raise ConfigError(
-            got=f"{len(inputs)} inputs for {type(sublayer).__name__} at {site}, which takes fewer",
+            got=f"{len(inputs)} inputs for {type(sublayer).__name__} at {site}, which takes ({', '.join(names)})",
             expected="an attention that takes (q_input, k_input, v_input)",
             do="use such an attention, or a residual rule with one read a site, such as AttnRes",
-        ) from error
+        )
     return inputs
 
 

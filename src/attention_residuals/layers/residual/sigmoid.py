@@ -5,7 +5,9 @@ from typing import ClassVar
 
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn import functional as F
 
+from attention_residuals.errors import ConfigError
 from attention_residuals.layers.residual.interface import Semantics
 from attention_residuals.layers.residual.sources import DepthReader, SourceConfig, SourceRule, reader_name
 from attention_residuals.layers.tap import Site
@@ -32,6 +34,13 @@ class Sigmoid(SourceConfig):
     formula: ClassVar[str] = "h = sum_s sigmoid(w . (g * v_s) / rms(v_s)) v_s"
     normalised: bool = False
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.normalised, bool):
+            raise ConfigError(
+                got=f"normalised={self.normalised!r}", expected="True or False", do="pass one of them"
+            )
+
     def build(self, *, num_layers: int, width: int) -> "SigmoidRule":
         """Makes the rule, with 2 D parameters per site."""
         return SigmoidRule(self, num_layers, width)
@@ -49,8 +58,8 @@ class SigmoidRule(SourceRule):
 
     def weights_of(self, logits: Float[Tensor, "S *BT"]) -> Float[Tensor, "S *BT"]:
         """Makes weights of scores."""
-        weights = logits.sigmoid()
-        return weights / weights.sum(0) if self.config.normalised else weights
+        # In logarithms, so that scores far below zero leave something to divide by.
+        return F.logsigmoid(logits).softmax(0) if self.config.normalised else logits.sigmoid()
 
     def attend(
         self,
@@ -63,6 +72,6 @@ class SigmoidRule(SourceRule):
         """Scores the sources, then mixes them."""
         reader = self.readers[reader_name(site, part)]
         assert isinstance(reader, DepthReader)
-        scores = depth_logits(values, reader.pseudo_query * reader.key_gain, eps=self.config.key_eps)
+        scores = depth_logits(values, reader.direction(), eps=self.config.key_eps)
         mix = weighted_mix(self.weights_of(scores.logits), values, output_gain, output_eps)
         return DepthRead(mix, *scores)

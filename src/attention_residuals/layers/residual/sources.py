@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from attention_residuals.errors import ConfigError, ShapeError, is_count, nearest
+from attention_residuals.errors import ConfigError, ShapeError, is_count, is_finite, nearest
 from attention_residuals.layers.norm import foldable
 from attention_residuals.layers.residual.interface import (
     Norm,
@@ -23,6 +23,7 @@ from attention_residuals.layers.residual.interface import (
 )
 from attention_residuals.layers.tap import EMBEDDING, Read, Site, Tap, offer_read, offer_write, writer_names
 from attention_residuals.ops import DepthRead, share_gradients, weighted_sum
+from attention_residuals.ops.depth_read import compute_dtype
 
 __all__ = ["DepthReader", "SourceConfig", "SourceRule", "SourceState", "read_often", "reader_name"]
 
@@ -50,8 +51,8 @@ class SourceConfig(ResidualConfig):
                 expected="1 (the full form) or more",
                 do="count attention and MLP apart: a block of 2 layers has 4 sublayers",
             )
-        if not self.key_eps >= 0:
-            raise ConfigError(got=f"key_eps={self.key_eps}", expected=">= 0", do="1e-6 is usual")
+        if not is_finite(self.key_eps) or self.key_eps < 0:
+            raise ConfigError(got=f"key_eps={self.key_eps!r}", expected="a number >= 0", do="1e-6 is usual")
         if self.source_dtype not in (None, "float32", "bfloat16"):
             raise ConfigError(
                 got=f"source_dtype={self.source_dtype!r}",
@@ -74,6 +75,11 @@ class DepthReader(nn.Module):
         super().__init__()
         self.pseudo_query = nn.Parameter(torch.zeros(width))
         self.key_gain = nn.Parameter(torch.ones(width))
+
+    def direction(self) -> Float[Tensor, " D"]:
+        """Returns query times gain, in the dtype that scores are computed in."""
+        dtype = compute_dtype(self.pseudo_query.dtype)
+        return self.pseudo_query.to(dtype) * self.key_gain.to(dtype)
 
 
 class SourceRule(ResidualRule[Any]):

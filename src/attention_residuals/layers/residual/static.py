@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from attention_residuals.errors import ConfigError
 from attention_residuals.layers.residual.interface import Semantics
 from attention_residuals.layers.residual.sources import SourceConfig, SourceRule, reader_name
 from attention_residuals.layers.tap import Site
@@ -37,6 +38,13 @@ class StaticMixing(SourceConfig):
 
     formula: ClassVar[str] = "h = sum_s softmax_s(a_s) v_s, a learned"
     normalised: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.normalised, bool):
+            raise ConfigError(
+                got=f"normalised={self.normalised!r}", expected="True or False", do="pass one of them"
+            )
 
     def build(self, *, num_layers: int, width: int) -> "StaticMixingRule":
         """Makes the rule, with one parameter per site and source."""

@@ -15,7 +15,8 @@ __all__ = ["SlidingWindow", "SlidingWindowRule"]
 class SlidingWindow(AttnRes):
     """Softmax attention over the embedding and the newest sources only.
 
-    What has left the window is read no more, so a fresh model is not the standard model.
+    What has left the window is read no more, so a fresh model is not the standard model. It is still kept:
+    the state is that of ``AttnRes``.
 
     Args:
         window: How many sources are read beside the embedding, 1 or more; the paper's is 8.
