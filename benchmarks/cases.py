@@ -1,35 +1,22 @@
 """The cases: each measures, compares with what is wanted, and says whether it holds."""
 
-import json
 import statistics
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.profiler import profile
 
 from attention_residuals import AttnRes, Decoder, Recorder, StandardResidual, depth_attention, presets
 from attention_residuals.layers.residual import RULES, ResidualConfig
 from attention_residuals.ops import BACKENDS
 from benchmarks.arms import op_arms
+from benchmarks.inference_cases import INFERENCE_CASES
+from benchmarks.measures import Line, peak
 from benchmarks.timing import paired_times, ratio
 
-__all__ = ["CASES", "Line"]
-
-
-class Line(NamedTuple):
-    """One row of the result."""
-
-    case: str
-    arm: str
-    value: str
-    wanted: str = ""
-    holds: bool | None = None
+__all__ = ["CASES"]
 
 
 def _leaves(
@@ -221,27 +208,13 @@ def memory() -> Iterator[Line]:
     peaks = {}
     for name, step in _steps().items():
         step()
-        peaks[name] = _peak(step)
+        peaks[name] = peak(step)
         yield Line("peak live memory of that step", name, f"{peaks[name] / 2**20:.0f} MiB above the start")
     for name, most in (("Block (4)", 1.02), ("Full", 1.05)):
         share = peaks[name] / peaks["standard"]
         yield Line(
             "peak live memory of that step", f"{name} / standard", f"{share:.3f}", f"<= {most}", share <= most
         )
-
-
-def _peak(step: Callable[[], object]) -> int:
-    with profile(profile_memory=True) as recorded:
-        step()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
-        recorded.export_chrome_trace(str(path))
-        events = [e for e in json.loads(path.read_text())["traceEvents"] if e.get("name") == "[memory]"]
-    live = peak = 0
-    for event in sorted(events, key=lambda event: event["ts"]):
-        live += event["args"]["Bytes"]
-        peak = max(peak, live)
-    return peak
 
 
 def one_token() -> Iterator[Line]:
@@ -322,5 +295,6 @@ CASES: dict[str, Callable[[], Iterator[Line]]] = {
     "one-token": one_token,
     "tap": tap,
     "error": error,
+    **INFERENCE_CASES,
 }
 """Every case by the name that the runner takes."""

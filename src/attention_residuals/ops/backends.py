@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attention_residuals.errors import BackendError, nearest
-from attention_residuals.ops import eager, fla, fused, reference
+from attention_residuals.ops import eager, fla, fused, reference, traffic
 from attention_residuals.ops.depth_read import DepthRead, compute_dtype
 
 __all__ = ["BACKENDS", "Backend", "chosen_backend", "depth_attention"]
@@ -165,6 +165,7 @@ def depth_attention(
         output_gain=output_gain,
         output_eps=output_eps,
     )
+    traffic.note(unstacked, (result.mix,))
     return result._replace(inverse_norms=torch.ones_like(result.inverse_norms)) if raw else result
 
 

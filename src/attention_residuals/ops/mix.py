@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attention_residuals.errors import ShapeError
+from attention_residuals.ops import traffic
 from attention_residuals.ops.depth_read import checked_sources, compute_dtype, second_derivative
 from attention_residuals.ops.eager import inverse_rms, norm_backward, without_autocast
 
@@ -65,6 +66,7 @@ def depth_logits(
             expected=f"[{width}] or {list(unstacked[0].shape)}",
             do="pass one vector for all tokens, or one for each",
         )
+    traffic.note(unstacked)
     logits, inverse_norms = _Logits.apply(  # type: ignore[no-untyped-call]
         eps, heads, norm_per_head, direction, *unstacked
     )
@@ -108,6 +110,7 @@ def weighted_mix(
         )
     weight_SNH = weights.reshape(len(unstacked), tokens.numel(), -1)
     mix: Tensor = _Mix.apply(weight_SNH, output_gain, output_eps, *unstacked)  # type: ignore[no-untyped-call]
+    traffic.note(unstacked, (mix,))
     return mix
 
 

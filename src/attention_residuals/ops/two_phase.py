@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attention_residuals.errors import ShapeError
-from attention_residuals.ops import fused_two_phase
+from attention_residuals.ops import fused_two_phase, traffic
 from attention_residuals.ops.depth_read import DepthRead, checked_sources, compute_dtype, require_finite
 from attention_residuals.ops.eager import _mix, inverse_rms, without_autocast
 from attention_residuals.ops.phases import Phase1, Phase2, checked_blocks, checked_live, chosen_for_phases
@@ -66,6 +66,7 @@ def phase_1(
         with without_autocast(sources[0].device.type):
             direction_QD = pseudo_queries.to(dtype) * key_gains.to(dtype)
             found = (_stacked if name == "reference" else _unstacked)(sources, direction_QD, eps, known)
+    traffic.note(sources, (found.outputs,))
     require_finite(DepthRead(found.outputs, found.logits, found.inverse_norms))
     return found
 
@@ -210,6 +211,7 @@ def read_open_block(
         read = fused_two_phase.read(
             phase_1, site, sources, pseudo_query, key_gain, eps, output_gain, output_eps
         )
+        traffic.note((*sources, phase_1.outputs[site]), (read.mix,))
         return require_finite(read)
     scores = phase_2(sources, pseudo_query, key_gain, eps=eps) if sources else None
     logits, inverse_norms = phase_1.logits[:, site], phase_1.inverse_norms
@@ -222,6 +224,7 @@ def read_open_block(
         mix = _finished(mix, phase_1.like.dtype, output_gain, output_eps)
     else:
         mix = merge(phase_1, site, sources, scores, output_gain=output_gain, output_eps=output_eps)
+    traffic.note((*sources, phase_1.outputs[site]), (mix,))
     return DepthRead(mix, logits, inverse_norms)
 
 

@@ -22,7 +22,7 @@ from attention_residuals.layers.residual.interface import (
     to_source_dtype,
 )
 from attention_residuals.layers.tap import EMBEDDING, Read, Site, Tap, offer_read, offer_write, writer_names
-from attention_residuals.ops import DepthRead, share_gradients, weighted_sum
+from attention_residuals.ops import DepthRead, share_gradients, traffic, weighted_sum
 from attention_residuals.ops.depth_read import compute_dtype
 
 __all__ = ["DepthReader", "SourceConfig", "SourceRule", "SourceState", "read_often", "reader_name"]
@@ -169,6 +169,8 @@ class SourceRule(ResidualRule[Any]):
     def written(self, state: Any, site: Site, output: Tensor, tap: Tap | None) -> Any:
         """Adds what a tap has left of an output to the state."""
         block = state.open_block[0] + output if state.open_block else output
+        if state.open_block:
+            traffic.note((*state.open_block, output), (block,))
         if (site.sublayer + 1) % self.config.sublayers_per_block == 0:
             return state._replace(blocks=(*state.blocks, read_often(block, tap)), open_block=())
         return state._replace(open_block=(block,))

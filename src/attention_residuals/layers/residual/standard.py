@@ -23,7 +23,7 @@ from attention_residuals.layers.tap import (
     ones_weights,
     writer_names,
 )
-from attention_residuals.ops import weighted_sum
+from attention_residuals.ops import traffic, weighted_sum
 
 __all__ = ["StandardResidual", "StandardRule", "StandardState"]
 
@@ -99,7 +99,9 @@ class StandardRule(ResidualRule[StandardState]):
     ) -> StandardState:
         """Adds to the stream."""
         written = offer_write(tap, str(site), checked_output(output, state.stream, site))
-        return StandardState(state.stream + written)
+        stream = state.stream + written
+        traffic.note((state.stream, written), (stream,))
+        return StandardState(stream)
 
     def num_sources(self, site: Site) -> int:
         """Is 1: the stream."""

@@ -29,7 +29,7 @@ from attention_residuals.layers.tap import (
     offer_write,
     writer_names,
 )
-from attention_residuals.ops import weighted_mix, weighted_sum
+from attention_residuals.ops import traffic, weighted_mix, weighted_sum
 from attention_residuals.ops.depth_read import compute_dtype, second_derivative
 from attention_residuals.ops.eager import inverse_rms, without_autocast
 
@@ -111,6 +111,7 @@ class StreamsRule(ResidualRule[StreamsState]):
         if site != OUTPUT:
             with without_autocast(values[0].device.type):
                 gates: Gates = self.gates[reader_name(site)](state.streams)
+            traffic.note((state.streams, state.streams))  # once for the norm, once for the scores
             weight_SBT = gates.read.movedim(-1, 0)
             state = state._replace(gates=(gates.write, gates.carry))
         mix = _normalised_mix(weight_SBT, values, norm)
@@ -156,6 +157,7 @@ class StreamsRule(ResidualRule[StreamsState]):
                 write_BTS.to(written.dtype).flatten(0, 1)[..., None],
                 written.flatten(0, 1)[:, None],
             )
+            traffic.note((state.streams, carried_BTSD, written), (carried_BTSD, streams_NSD))
             membership = () if tap is None else (_membership(write_BTS, carry_BTSS, state.membership[0]),)
         return StreamsState(streams_NSD.view_as(carried_BTSD), (), membership)
 
