@@ -12,6 +12,8 @@ from facts.test_zero_query import largest_distance
 from layers import test_residual_rules, test_source_rules
 from stats import test_mixing
 
+from benchmarks.traffic import table
+
 ROOT = Path(__file__).parent.parent
 TOKENS = torch.randint(40, (2, 7), generator=torch.Generator().manual_seed(0))
 
@@ -48,7 +50,23 @@ def test_the_common_suite_is_more_than_a_few_tests():
     assert len(SUITE) >= 20
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/tour.md", "docs/rules.md"])
+def test_the_table_of_traffic_is_what_is_counted():
+    assert table() in (ROOT / "docs/inference.md").read_text()
+
+
+DOCUMENTS = [path.relative_to(ROOT) for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"))]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=str)
+def test_what_a_document_links_to_is_there(document):
+    text = re.sub(r"```.*?```", "", (ROOT / document).read_text(), flags=re.DOTALL)
+    links = [link for link in re.findall(r"\]\(([^)#]+)\)", text) if not link.startswith("http")]
+    for link in links:
+        assert (ROOT / document).parent.joinpath(link).exists(), link
+    assert not re.search(r"\b[A-Z]{3,}_[A-Z_]+\b", re.sub(r"`[^`]*`", "", text))
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/tour.md", "docs/rules.md", "docs/inference.md"])
 def test_the_code_of_a_document_runs(document):
     code = python_of(document)
     assert code

@@ -8,16 +8,27 @@ from closeness import assert_close
 from torch.nn import functional as F
 
 from attention_residuals.errors import CheckpointError, ConfigError, TapError
+from attention_residuals.inference import Engine
 from attention_residuals.layers.residual import (
     AttnRes,
     Cumulative,
+    HyperConnections,
     Inkling2,
     MultiHead,
     StandardResidual,
     ValueQuery,
 )
 from attention_residuals.models import Decoder, presets
-from attention_residuals.trace import GradientRecorder, Recorder, Trace, record, routing_table
+from attention_residuals.stats import mixing_matrix
+from attention_residuals.trace import (
+    GradientRecorder,
+    Recorder,
+    Trace,
+    joined,
+    record,
+    record_generation,
+    routing_table,
+)
 
 TOKENS = torch.randint(40, (2, 7), generator=torch.Generator().manual_seed(0))
 MASK = torch.tensor([[True] * 7, [False] * 2 + [True] * 5])
@@ -293,3 +304,33 @@ def test_a_folder_that_cannot_be_written_is_named(model, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="while writing"):
         record(model, TOKENS).save(tmp_path / "file" / "trace")
+
+
+@pytest.mark.parametrize("config", [*CONFIGS.values(), HyperConnections()], ids=repr)
+def test_a_recorded_generation_is_the_trace_of_one_pass_over_its_text(config):
+    model = model_of(config).double().requires_grad_(False)
+    pieces, trace = record_generation(Engine(model, chunk=2), [5, 6, 7, 8, 9], max_new_tokens=4)
+    full = record(model, trace.tokens)
+    assert trace.tokens[0].tolist() == [5, 6, 7, 8, 9, *(piece.token for piece in pieces[:-1])]
+    assert torch.equal(trace.positions, full.positions)
+    for one, other in zip(trace.sites, full.sites, strict=True):
+        assert_close(one.weights, other.weights)
+        assert_close(one.membership, other.membership)
+        assert one.logits is None or one.logits.shape == other.logits.shape
+    assert mixing_matrix(trace).weights.shape == mixing_matrix(full).weights.shape
+
+
+def test_traces_that_do_not_go_on_with_one_another_are_not_joined():
+    model = model_of(StandardResidual())
+    trace = record(model, TOKENS)
+    other = record(model_of(AttnRes(sublayers_per_block=3)), TOKENS)
+    for traces in (
+        [],
+        [trace, record(model, TOKENS[:1])],
+        [trace, other],
+        [record(model, TOKENS, mask=MASK)],
+    ):
+        with pytest.raises(TapError):
+            joined(traces)
+    twice = joined([trace, trace])
+    assert twice.tokens.shape == (2, 14)

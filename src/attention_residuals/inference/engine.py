@@ -174,7 +174,6 @@ class Engine:
             encoded.append(tuple(ids))
         return encoded
 
-    @torch.no_grad()
     def _run(
         self,
         completions: list[Completion],
@@ -244,6 +243,7 @@ class _Batch:
         self.mask = torch.cat(padded)
         self.logits = found.logits
 
+    @torch.no_grad()
     def step(self) -> None:
         """Runs the newest token of every sequence."""
         newest = [sequence.completion.tokens[-1] for sequence in self.sequences]
