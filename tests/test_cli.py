@@ -163,7 +163,7 @@ def test_a_trace_is_written_with_its_pictures(trained, tmp_path, capsys):
     trace = Trace.load(tmp_path / "out")
     assert trace.token_texts[0][0] == "<|endoftext|>"
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
-        "trace.json", "trace.safetensors", "routing.png", "tokens.png",
+        "trace.json", "trace.safetensors", "mixing.png", "routing.png", "tokens.png",
     }  # fmt: skip
 
 
