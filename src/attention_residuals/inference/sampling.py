@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from attention_residuals.errors import ConfigError, NonFiniteError, is_count
+from attention_residuals.errors import ConfigError, DataError, NonFiniteError, ShapeError, is_count
 
 __all__ = ["Choice", "Sampling", "choose", "filtered_probabilities"]
 
@@ -26,7 +26,7 @@ class Sampling:
         top_k: Only so many of the most likely tokens, >= 1; of equal ones, the lower ids. None: all.
         top_p: Only the fewest most likely tokens that have this much probability together, above 0 to 1.
         min_p: Only tokens at least so likely as this share of the most likely one, 0 to 1.
-        seed: >= 0. The random number of a token depends on it, the sequence's number and the step alone.
+        seed: 0 to 2**63 - 1. The random number of a token depends on it, the sequence's number and the step alone.
 
     Raises:
         ConfigError: A value out of range.
@@ -50,7 +50,11 @@ class Sampling:
             "top_k": (self.top_k is None or is_count(self.top_k), "1 or more, or None", "50 is usual"),
             "top_p": (0 < self.top_p <= 1, "above 0, at most 1", "0.95 is usual"),
             "min_p": (0 <= self.min_p <= 1, "0 to 1", "0.05 is usual"),
-            "seed": (0 <= self.seed < 2**63, "0 or more", "pass another number for another text"),
+            "seed": (
+                isinstance(self.seed, int) and 0 <= self.seed < 2**63,
+                "a whole number from 0 to 2**63 - 1",
+                "pass another number for another text",
+            ),
         }
         for name, (holds, expected, do) in ranges.items():
             if not holds:
@@ -84,7 +88,10 @@ def choose(
         steps: How many tokens each sequence has got before this one.
 
     Raises:
-        NonFiniteError: NaN or infinity among a sequence's logits.
+        NonFiniteError: A sequence whose logits hold NaN, or whose largest is infinite. Tokens whose logit is
+            -inf are never chosen.
+        DataError: An id of ``seen`` that has no logit.
+        ShapeError: Not as many rows, ``seen``, ``sequences`` and ``steps``.
 
     Example:
         >>> found = choose(torch.tensor([[0.0, 2.0, 1.0]]), Sampling(temperature=0.0), seen=[torch.tensor([1])],
@@ -92,20 +99,23 @@ def choose(
         >>> found.tokens
         tensor([1])
     """
-    exact = logits.double().cpu()
-    if not exact.isfinite().all():
-        row = int((~exact.isfinite()).any(1).int().argmax())
-        raise NonFiniteError(
-            got=f"NaN or infinity in the logits of sequence {sequences[row]} at step {steps[row]}",
-            expected="finite logits",
-            do="look at the model: a checkpoint of a run that diverged gives such logits",
+    counts = [len(logits), len(seen), len(sequences), len(steps)]
+    if len(set(counts)) > 1:
+        raise ShapeError(
+            got=f"{counts[0]} rows of logits, {counts[1]} seen, {counts[2]} sequences, {counts[3]} steps",
+            expected="one of each for every sequence",
+            do="pass seen=[torch.tensor([], dtype=torch.long)] * B where nothing has been seen",
         )
-    tokens = []
+    exact, tokens = logits.detach().double().cpu(), []
     for row, ids, sequence, step in zip(exact, seen, sequences, steps, strict=True):
-        penalised = _penalised(row, ids, sampling.repetition_penalty)
-        if sampling.temperature == 0:
-            tokens.append(int(penalised.argmax()))
-            continue
+        penalised = _penalised(row, ids.cpu(), sampling.repetition_penalty)
+        if not penalised.max().isfinite():  # the maximum with NaN is NaN
+            raise NonFiniteError(
+                got=f"{float(penalised.max())} as the largest logit of sequence {sequence} at step {step}",
+                expected="a largest logit that is finite",
+                do="look at the model: a checkpoint of a run that diverged gives such logits",
+            )
+        # By id, not by rank: logits that differ by rounding swap ranks, but hardly move these bounds.
         upper = filtered_probabilities(penalised, sampling).cumsum(0)
         draw = _uniform(sampling.seed, sequence, step) * upper[-1]
         tokens.append(int(torch.searchsorted(upper, draw, right=True)))
@@ -121,30 +131,50 @@ def filtered_probabilities(logits: Float[Tensor, " V"], sampling: Sampling) -> F
         >>> filtered_probabilities(torch.tensor([0.0, 0.0, -9.0]), Sampling(top_k=2))
         tensor([0.5000, 0.5000, 0.0000])
     """
-    ordered, order = (logits / sampling.temperature).sort(descending=True, stable=True)
-    probabilities = ordered.softmax(0)
-    kept = torch.ones_like(order, dtype=torch.bool)
-    if sampling.top_k is not None:
-        kept[sampling.top_k :] = False
-        probabilities = probabilities * kept
-        probabilities = probabilities / probabilities.sum()
-    # The first token is always kept: nothing comes before it.
-    kept &= probabilities.cumsum(0) - probabilities < sampling.top_p
-    kept &= probabilities >= sampling.min_p * probabilities[0]
-    probabilities = probabilities * kept
-    return torch.empty_like(probabilities).scatter_(0, order, probabilities / probabilities.sum())
+    if sampling.temperature == 0:
+        return torch.zeros_like(logits).index_fill(0, logits.argmax(), 1)
+    if sampling.top_k is not None and sampling.top_k < len(logits):
+        logits = logits.where(_largest(logits, sampling.top_k), -math.inf)
+    # The largest becomes 0 first, so that no temperature makes it infinite.
+    probabilities = ((logits - logits.max()) / sampling.temperature).softmax(0)
+    if sampling.top_p < 1:
+        probabilities = _nucleus(probabilities, sampling.top_p)
+    probabilities = probabilities * (probabilities >= sampling.min_p * probabilities.max())
+    return probabilities / probabilities.sum()
+
+
+def _largest(logits: Tensor, count: int) -> Tensor:
+    """Marks so many of the largest; of equal ones, the lower ids."""
+    least = logits.topk(count).values[-1]
+    marked = logits > least
+    equal = (logits == least).nonzero()[:, 0]
+    return marked.index_fill(0, equal[: count - int(marked.sum())], True)
+
+
+def _nucleus(probabilities: Tensor, share: float) -> Tensor:
+    """Keeps the fewest of the largest that have this share together; of equal ones, the lower ids."""
+    candidates = probabilities.nonzero()[:, 0]  # after top-k, a sort of few
+    ordered, order = probabilities[candidates].sort(descending=True, stable=True)
+    count = 1 + int((ordered.cumsum(0)[:-1] < share).sum())
+    return torch.zeros_like(probabilities).index_copy(0, candidates[order[:count]], ordered[:count])
 
 
 def _penalised(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
     if penalty == 1:
         return logits
     ids = seen.unique()
+    if len(ids) and not 0 <= int(ids[0]) <= int(ids[-1]) < len(logits):
+        raise DataError(
+            got=f"seen ids from {int(ids[0])} to {int(ids[-1])}",
+            expected=f"0 to {len(logits) - 1}, one for each logit",
+            do="leave padding out, and encode with the tokenizer that the model was trained with",
+        )
     old = logits[ids]
     return logits.index_put((ids,), torch.where(old > 0, old / penalty, old * penalty))
 
 
 def _uniform(seed: int, sequence: int, step: int) -> float:
     """Returns a number from 0 to below 1 that depends on its arguments alone."""
-    return float(
-        np.random.Generator(np.random.Philox(key=[seed, sequence], counter=[0, 0, 0, step])).random()
-    )
+    # The raw bits, which numpy promises to keep across versions.
+    bits = np.random.Philox(key=[seed, sequence], counter=[0, 0, 0, step]).random_raw()
+    return float((bits >> 11) * 2.0**-53)

@@ -17,7 +17,8 @@ class TextStream:
 
     Args:
         tokenizer: Whose tokens come.
-        stop: Strings before the first of which the text ends.
+        stop: Strings before the first of which the text ends: the first that is complete, and of several
+            complete with the same letter the longest.
 
     Raises:
         ConfigError: An empty stop string.
@@ -52,14 +53,15 @@ class TextStream:
             return ""
         certain = self._take(self._characters.decode(b"", final=True))
         rest, self._held = self._held, ""
-        return certain + ("" if self.stopped else rest)
+        return certain + rest
 
     def _take(self, text: str) -> str:
         text = self._held + text
-        places = [place for place in (text.find(string) for string in self.stop) if place >= 0]
-        if places:
+        # First complete, first obeyed: so the cut does not depend on where tokens end.
+        found = [(place + len(string), place) for string in self.stop if (place := text.find(string)) >= 0]
+        if found:
             self.stopped, self._held = True, ""
-            return text[: min(places)]
+            return text[: min(found)[1]]
         keep = max((_overlap(text, string) for string in self.stop), default=0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
