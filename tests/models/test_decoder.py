@@ -346,3 +346,10 @@ def test_a_chain_tells_every_tap_what_the_pass_runs_on():
 
 def test_printing_a_norm_shows_width_and_eps():
     assert str(Decoder(CONFIG).norm) == "RMSNorm(64, eps=1e-06)"
+
+
+def test_the_logits_of_the_last_tokens_are_those_of_all():
+    model, tokens = Decoder(CONFIG), torch.tensor([[1, 2, 3, 4]])
+    assert torch.allclose(model(tokens, num_logits=2), model(tokens)[:, -2:], atol=1e-6)
+    with pytest.raises(ShapeError, match="num_logits=0"):
+        model(tokens, num_logits=0)

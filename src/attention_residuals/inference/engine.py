@@ -61,7 +61,7 @@ class Engine:
     Args:
         model: Any decoder; is not changed.
         tokenizer: Turns texts into tokens and back; without one, prompts are ids and there is no text.
-        residual: Another schedule of the model's residual rule, such as ``TwoPhase``.
+        residual: Another schedule of the model's residual rule, such as ``TwoPhaseRule``.
         chunk: Tokens of a prompt that are read at once.
 
     Raises:

@@ -230,6 +230,36 @@ def writer_names(num_sublayers: int) -> tuple[str, ...]:
     return (EMBEDDING, *(str(Site(number // 2, kinds[number % 2])) for number in range(num_sublayers)))
 
 
+def unscored_read(
+    site: Site,
+    source_names: tuple[str, ...],
+    values: tuple[Float[Tensor, "B T D"], ...],
+    weights: Float[Tensor, "S B T"],
+    writers: tuple[str, ...],
+    membership: Float[Tensor, "S W"] | Float[Tensor, "S W B T"],
+) -> Read:
+    """Describes the read of a rule that scores nothing and mixes its sources as they are.
+
+    Example:
+        >>> stream = torch.zeros(1, 2, 4)
+        >>> read = unscored_read(OUTPUT, ("stream",), (stream,), ones_weights(stream), ("embedding",), torch.ones(1, 1))
+        >>> read.part, read.logits
+        ('in', None)
+    """
+    return Read(
+        site=site,
+        part="in",
+        source_names=source_names,
+        sources=values,
+        values=values,
+        logits=None,
+        weights=weights,
+        inverse_norms=None,
+        writers=writers,
+        membership=membership,
+    )
+
+
 def ones_weights(source: Float[Tensor, "B T D"]) -> Float[Tensor, "1 B T"]:
     """Returns the weights of a read that takes one source as it is.
 

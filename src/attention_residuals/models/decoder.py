@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from attention_residuals.errors import DataError, ShapeError
+from attention_residuals.errors import DataError, ShapeError, is_count
 from attention_residuals.layers.attention import Attention, AttentionContext, Cache, allowed_pairs
 from attention_residuals.layers.mlp import MLP
 from attention_residuals.layers.norm import RMSNorm
@@ -100,7 +100,7 @@ class Decoder(nn.Module):
             cache: Keys and values of earlier tokens; is extended.
             tap: Sees and may change every depth read and every write.
             residual: Runs in place of the model's own rule: another schedule of it with the same parameters.
-            num_logits: Compute those of the last so many tokens only; by default of all.
+            num_logits: Compute those of the last so many tokens only, 1 or more; by default of all.
 
         Raises:
             DataError: A token id out of range.
@@ -108,6 +108,10 @@ class Decoder(nn.Module):
         """
         num_cached = 0 if cache is None else cache.num_tokens
         positions = self._checked(tokens, positions, mask, num_cached)
+        if num_logits is not None and not is_count(num_logits):
+            raise ShapeError(
+                got=f"num_logits={num_logits!r}", expected="1 or more, or None", do="None computes all logits"
+            )
         if tap is not None:
             tap.begin(Pass(tokens, positions, mask))
         embedded = self.embedding(tokens)

@@ -43,6 +43,7 @@ __all__ = [
     "SOURCES",
     "TILE",
     "WIDTH",
+    "compiled",
     "kernel",
 ]
 
@@ -396,13 +397,17 @@ _BODIES = {
 @functools.cache
 def kernel(direction: str, dtype: torch.dtype) -> int:
     """Compiles a kernel, or reads it from numba's cache, and returns its address."""
-    signature, body = types.void(types.CPointer(types.int64)), _BODIES[direction, dtype]
+    return int(compiled(_BODIES[direction, dtype]).address)
+
+
+def compiled(body):
+    """Compiles a callback that takes the table, or reads it from numba's cache."""
+    signature = types.void(types.CPointer(types.int64))
     try:
-        callback = cfunc(signature, cache=True)(body)
+        return cfunc(signature, cache=True)(body)
     except (RuntimeError, OSError) as error:  # numba found no folder that it may write to
         _say_uncached(str(error))
-        callback = cfunc(signature)(body)
-    return int(callback.address)
+        return cfunc(signature)(body)
 
 
 @functools.cache

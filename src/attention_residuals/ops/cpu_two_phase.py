@@ -11,7 +11,7 @@ import zlib
 
 import numpy as np
 import torch
-from numba import cfunc, njit, types
+from numba import njit, types
 from numba.extending import overload
 
 from attention_residuals.ops import cpu
@@ -31,7 +31,6 @@ from attention_residuals.ops.cpu import (
     _load,
     _pointer,
     _row,
-    _say_uncached,
     _scores,
     _take,
     _write_mix,
@@ -289,12 +288,6 @@ def _bodies(like, stamp):
 @functools.cache
 def kernel(name: str, dtype: torch.dtype) -> int:
     """Compiles a kernel, or reads it from numba's cache, and returns its address."""
-    signature = types.void(types.CPointer(types.int64))
     like = np.float32(1) if dtype == torch.float32 else np.uint16(1)
-    try:
-        stamp = zlib.crc32(inspect.getsource(cpu).encode()) + 1
-        callback = cfunc(signature, cache=True)(_bodies(like, stamp)[name])
-    except (RuntimeError, OSError) as error:  # numba found no folder that it may write to
-        _say_uncached(str(error))
-        callback = cfunc(signature)(_bodies(like, 1)[name])
-    return int(callback.address)
+    stamp = zlib.crc32(inspect.getsource(cpu).encode()) + 1
+    return int(cpu.compiled(_bodies(like, stamp)[name]).address)

@@ -43,8 +43,8 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def checked_sources(
     sources: Sequence[Tensor] | Tensor,
-    pseudo_query: Tensor,
-    key_gain: Tensor,
+    pseudo_query: Tensor | None,
+    key_gain: Tensor | None,
     logit_bias: Tensor | None,
     output_gain: Tensor | None,
     eps: float | None,

@@ -21,7 +21,7 @@ from attention_residuals.ops.depth_read import (
     second_derivative,
 )
 
-__all__ = ["depth_attention", "inverse_rms", "norm_backward", "without_autocast"]
+__all__ = ["depth_attention", "inverse_rms", "mixed", "norm_backward", "without_autocast"]
 
 
 def depth_attention(
@@ -52,7 +52,8 @@ def depth_attention(
     return require_finite(DepthRead(mix, logits, inverse_norms), logit_bias)
 
 
-def _mix(weights: Tensor, values: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+def mixed(weights: Tensor, values: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    """Adds up weighted values in a dtype, without stacking them."""
     mix = values[0].to(dtype) * weights[0, ..., None]
     for weight, value in zip(weights[1:], values[1:], strict=True):
         mix.addcmul_(value.to(dtype), weight[..., None])
@@ -91,7 +92,7 @@ class _EagerDepthAttention(torch.autograd.Function):
             inverse_norms = torch.stack([inverse_rms(source.to(dtype), eps) for source in sources])
             scores = torch.stack([source.to(dtype) @ direction_D for source in sources]) * inverse_norms
             logits = scores if logit_bias is None else scores + logit_bias.to(dtype)
-            mix = _mix(logits.softmax(0), sources, dtype)
+            mix = mixed(logits.softmax(0), sources, dtype)
             output_norm = None
             if output_gain is not None and output_eps is not None:
                 output_norm = inverse_rms(mix, output_eps)
@@ -123,7 +124,7 @@ class _EagerDepthAttention(torch.autograd.Function):
             if grad_mix is not None:
                 grad_ND = grad_mix.reshape(-1, shape[-1]).to(dtype)
                 if output_norm_N is not None:
-                    mix_ND = _mix(weight_SN, value_NDs, dtype)
+                    mix_ND = mixed(weight_SN, value_NDs, dtype)
                     grad_ND, grad_output_gain = norm_backward(grad_ND, mix_ND, output_gain, output_norm_N)
                 grad_weight_SN = torch.stack(
                     [torch.linalg.vecdot(value.to(dtype), grad_ND) for value in value_NDs]

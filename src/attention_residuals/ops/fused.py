@@ -17,11 +17,23 @@ from torch import Tensor
 from attention_residuals.ops import threads
 from attention_residuals.ops.depth_read import DepthRead, checked_sources, require_finite, second_derivative
 
-__all__ = ["SourceGradients", "depth_attention", "share_gradients"]
+__all__ = [
+    "SMALL",
+    "SourceGradients",
+    "address_of",
+    "as_float32",
+    "cpu_kernels",
+    "current_total",
+    "depth_attention",
+    "is_plain",
+    "num_chunks_of",
+    "share_gradients",
+]
 
 _TILE_BYTES = 2**18  # of the rows of all sources that are handled together: they stay in the L2 cache
 _MAX_TILE, _MAX_CHUNKS, _CHUNK_TOKENS = 8, 64, 8
-_SMALL = 2**15  # numbers; for fewer, waking threads costs more than it saves
+SMALL = 2**15
+"""Numbers; for fewer, waking threads costs more than it saves."""
 
 _LIBRARY = torch.library.Library("attention_residuals", "DEF")
 _LIBRARY.define(
@@ -52,7 +64,7 @@ def depth_attention(
     """
     unstacked = checked_sources(sources, pseudo_query, key_gain, logit_bias, output_gain, eps, output_eps)
     arguments = (eps, output_eps or 0.0, pseudo_query, key_gain, logit_bias, output_gain, *unstacked)
-    if not _is_plain(unstacked[0]):
+    if not is_plain(unstacked[0]):
         mix, logits, inverse_norms, _ = torch.ops.attention_residuals.depth_attention(
             list(unstacked), pseudo_query, key_gain, eps, logit_bias, output_gain, output_eps or 0.0
         )
@@ -95,7 +107,7 @@ def current_total(node: Any) -> Tensor | None:
 
 def share_gradients(source: Tensor) -> Tensor:
     """Lets all reads of a source add to one gradient, where the kernels will run and autograd records."""
-    if torch.is_grad_enabled() and source.requires_grad and _is_plain(source):
+    if torch.is_grad_enabled() and source.requires_grad and is_plain(source):
         shared: Tensor = SourceGradients.apply(source)  # type: ignore[no-untyped-call]
         return shared
     return source
@@ -113,7 +125,7 @@ class _DepthAttention(torch.autograd.Function):
         output_gain: Tensor | None,
         *sources: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        operation = _forward if _is_plain(sources[0]) else torch.ops.attention_residuals.depth_attention
+        operation = _forward if is_plain(sources[0]) else torch.ops.attention_residuals.depth_attention
         with torch._C._AutoDispatchBelowAutograd():
             mix, logits, inverse_norms, output_norms = operation(
                 list(sources), pseudo_query, key_gain, eps, logit_bias, output_gain, output_eps
@@ -129,7 +141,7 @@ class _DepthAttention(torch.autograd.Function):
     def backward(
         ctx: Any, grad_mix: Tensor | None, grad_logits: Tensor | None, *_: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled() and _is_plain(grad_mix if grad_mix is not None else grad_logits):
+        if torch.is_grad_enabled() and is_plain(grad_mix if grad_mix is not None else grad_logits):
             raise second_derivative()
         query, gain, logits, inverse_norms, bias, output_gain, output_norms, *sources = ctx.saved_tensors
         wanted = list(ctx.needs_input_grad[6:])
@@ -146,7 +158,7 @@ class _DepthAttention(torch.autograd.Function):
             output_gain,
             output_norms,
         )
-        if _is_plain(sources[0]):
+        if is_plain(sources[0]):
             nodes = [node for node, _ in ctx.next_functions[-len(sources) :]]
             grads = _backward(*arguments, nodes=nodes)
         else:
@@ -168,14 +180,14 @@ class _DepthAttention(torch.autograd.Function):
 
 
 @functools.cache
-def _cpu() -> ModuleType:
+def cpu_kernels() -> ModuleType:
     """Imports the kernels, and numba with them, when the first one is to run."""
     from attention_residuals.ops import cpu
 
     return cpu
 
 
-def _is_plain(tensor: Tensor | None) -> bool:
+def is_plain(tensor: Tensor | None) -> bool:
     """Tells whether the kernels may be called directly: real memory, and nobody who wants to see the call."""
     return (
         tensor is not None
@@ -196,7 +208,7 @@ def _forward(
     output_gain: Tensor | None,
     output_eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    cpu = _cpu()
+    cpu = cpu_kernels()
     sources = [source.contiguous() for source in sources]
     first, rows = sources[0], sources[0].shape[:-1]
     mix = torch.empty_like(first)
@@ -205,15 +217,15 @@ def _forward(
     output_norms = torch.empty(rows if output_gain is not None else 0, dtype=torch.float32)
     numbers = (ctypes.c_float * 2)(eps, output_eps)
     direction = pseudo_query.float() * key_gain.float()
-    bias, gain = _float32(logit_bias), _float32(output_gain)
+    bias, gain = as_float32(logit_bias), as_float32(output_gain)
     addresses = {
         cpu.EPS: ctypes.addressof(numbers),
         cpu.DIRECTION: direction.data_ptr(),
-        cpu.BIAS: _address(bias),
-        cpu.OUTPUT_GAIN: _address(gain),
+        cpu.BIAS: address_of(bias),
+        cpu.OUTPUT_GAIN: address_of(gain),
         cpu.LOGITS: logits.data_ptr(),
         cpu.INVERSE_NORMS: inverse_norms.data_ptr(),
-        cpu.OUTPUT_NORM: _address(output_norms),
+        cpu.OUTPUT_NORM: address_of(output_norms),
         cpu.MIX: mix.data_ptr(),
     }
     _launch("forward", sources, [source.data_ptr() for source in sources], addresses)
@@ -234,28 +246,28 @@ def _backward(
     output_norms: Tensor,
     nodes: Sequence[Any] = (),
 ) -> tuple[list[Tensor], Tensor, Tensor, Tensor, Tensor]:
-    cpu = _cpu()
+    cpu = cpu_kernels()
     sources = [source.contiguous() for source in sources]
     places = [
         _place(source, want, node)
         for source, want, node in zip(sources, wanted, nodes or [None] * len(sources), strict=True)
     ]
     grads, targets, added = map(list, zip(*places, strict=True))
-    width, num_chunks = sources[0].shape[-1], _num_chunks(sources[0])
+    width, num_chunks = sources[0].shape[-1], num_chunks_of(sources[0])
     partial = torch.zeros((1 if output_gain is None else 2, num_chunks, width), dtype=torch.float32)
     direction = pseudo_query.float() * key_gain.float()
-    bias, gain = _float32(logit_bias), _float32(output_gain)
+    bias, gain = as_float32(logit_bias), as_float32(output_gain)
     grad_bias = torch.empty_like(bias) if bias is not None else logits.new_empty(0)
     addresses = {
         cpu.DIRECTION: direction.data_ptr(),
-        cpu.BIAS: _address(bias),
-        cpu.OUTPUT_GAIN: _address(gain),
+        cpu.BIAS: address_of(bias),
+        cpu.OUTPUT_GAIN: address_of(gain),
         cpu.LOGITS: logits.data_ptr(),
         cpu.INVERSE_NORMS: inverse_norms.data_ptr(),
-        cpu.OUTPUT_NORM: _address(output_norms),
-        cpu.GRAD_MIX: _address(grad_mix),
-        cpu.GRAD_LOGITS: _address(grad_logits),
-        cpu.GRAD_BIAS: _address(grad_bias),
+        cpu.OUTPUT_NORM: address_of(output_norms),
+        cpu.GRAD_MIX: address_of(grad_mix),
+        cpu.GRAD_LOGITS: address_of(grad_logits),
+        cpu.GRAD_BIAS: address_of(grad_bias),
         cpu.GRAD_DIRECTION: partial[0].data_ptr(),
         cpu.GRAD_GAIN: partial[-1].data_ptr(),
     }
@@ -286,8 +298,8 @@ def _place(source: Tensor, wanted: bool, node: Any) -> tuple[Tensor, int, int]:
 
 def _launch(direction: str, sources: list[Tensor], per_source: list[int], addresses: dict[int, int]) -> None:
     """Fills the address table and runs a kernel."""
-    cpu = _cpu()
-    num_sources, width, num_chunks = len(sources), sources[0].shape[-1], _num_chunks(sources[0])
+    cpu = cpu_kernels()
+    num_sources, width, num_chunks = len(sources), sources[0].shape[-1], num_chunks_of(sources[0])
     row_bytes = num_sources * width * sources[0].element_size()
     tile = max(1, min(_MAX_TILE, _TILE_BYTES // max(1, row_bytes)))
     floats = 2 * tile * num_sources + (tile + 2) * width
@@ -299,22 +311,27 @@ def _launch(direction: str, sources: list[Tensor], per_source: list[int], addres
     for place, address in addresses.items():
         table[place] = address
     filled = (ctypes.c_int64 * len(table))(*table)
-    small = num_sources * sources[0].numel() < _SMALL
+    small = num_sources * sources[0].numel() < SMALL
     num_threads = 1 if small else min(torch.get_num_threads(), num_chunks)
     threads.run(cpu.kernel(direction, sources[0].dtype), ctypes.addressof(filled), num_threads)
 
 
-def _num_chunks(source: Tensor) -> int:
-    """Depends on the number of tokens alone, so that the order of sums does not depend on threads."""
+def num_chunks_of(source: Tensor) -> int:
+    """Says into how many pieces the tokens are cut.
+
+    It depends on their number alone, so that the order of sums does not depend on threads.
+    """
     num_tokens = source.numel() // max(1, source.shape[-1])
     return min(_MAX_CHUNKS, -(-num_tokens // _CHUNK_TOKENS))
 
 
-def _float32(tensor: Tensor | None) -> Tensor | None:
+def as_float32(tensor: Tensor | None) -> Tensor | None:
+    """Returns a tensor as a kernel takes it, or None."""
     return None if tensor is None else tensor.float().contiguous()
 
 
-def _address(tensor: Tensor | None) -> int:
+def address_of(tensor: Tensor | None) -> int:
+    """Returns where a tensor's numbers lie; 0 where there are none."""
     return 0 if tensor is None or not tensor.numel() else tensor.data_ptr()
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attention_residuals.ops import threads
 from attention_residuals.ops.depth_read import DepthRead
-from attention_residuals.ops.fused import _SMALL, _address, _cpu, _float32, _num_chunks
+from attention_residuals.ops.fused import SMALL, address_of, as_float32, cpu_kernels, num_chunks_of
 from attention_residuals.ops.phases import Phase1
 
 __all__ = ["phase_1", "read"]
@@ -37,7 +37,7 @@ def phase_1(
     known_norms: Tensor | None,
 ) -> Phase1:
     """Reads all blocks for all queries, in one pass; inverse norms that are known are kept."""
-    cpu, kernels = _cpu(), _kernels()
+    cpu, kernels = cpu_kernels(), _kernels()
     sources = [block.contiguous() for block in blocks]
     num_blocks, num_queries, shape = len(sources), len(pseudo_queries), sources[0].shape
     num_known = 0 if known_norms is None else len(known_norms)
@@ -80,7 +80,7 @@ def read(
     output_eps: float | None,
 ) -> DepthRead:
     """Scores the live sources, merges them with the results of phase 1 and normalises, in one pass."""
-    cpu, kernels = _cpu(), _kernels()
+    cpu, kernels = cpu_kernels(), _kernels()
     outputs, maxima, denominators, found_logits, found_norms = (tensor.contiguous() for tensor in found[:5])
     num_finished, num_queries, shape = len(found_norms), len(outputs), outputs.shape[1:]
     sources = [source.contiguous() for source in live]
@@ -89,11 +89,11 @@ def read(
     logits = torch.empty((num_finished + len(live), *shape[:-1]), dtype=torch.float32)
     inverse_norms = torch.empty_like(logits)
     numbers = (ctypes.c_float * 2)(eps, output_eps or 0.0)
-    direction, gain = pseudo_query.float() * key_gain.float(), _float32(output_gain)
+    direction, gain = pseudo_query.float() * key_gain.float(), as_float32(output_gain)
     addresses = {
         cpu.EPS: ctypes.addressof(numbers),
         cpu.DIRECTION: direction.data_ptr(),
-        cpu.OUTPUT_GAIN: _address(gain),
+        cpu.OUTPUT_GAIN: address_of(gain),
         cpu.LOGITS: logits.data_ptr() + 4 * num_finished * num_tokens,
         cpu.INVERSE_NORMS: inverse_norms.data_ptr() + 4 * num_finished * num_tokens,
         cpu.MIX: mix.data_ptr(),
@@ -125,8 +125,8 @@ def _launch(
     ``floats`` is the scratch space of a chunk of tokens, ``passes`` how many times the work is that of one
     source.
     """
-    cpu, kernels = _cpu(), _kernels()
-    num_chunks, width = _num_chunks(like), like.shape[-1]
+    cpu, kernels = cpu_kernels(), _kernels()
+    num_chunks, width = num_chunks_of(like), like.shape[-1]
     num_tokens = like.numel() // max(1, width)
     # Behind the chunks' own space: one number per token, the norms of the outputs, which nobody reads.
     scratch = torch.empty(num_chunks * floats + num_tokens, dtype=torch.float32)
@@ -141,7 +141,7 @@ def _launch(
     for place, address in extra.items():
         table[cpu.SOURCES + len(sources) + place] = address
     filled = (ctypes.c_int64 * len(table))(*table)
-    num_threads = 1 if passes * like.numel() < _SMALL else min(torch.get_num_threads(), num_chunks)
+    num_threads = 1 if passes * like.numel() < SMALL else min(torch.get_num_threads(), num_chunks)
     threads.run(kernels.kernel(name, like.dtype), ctypes.addressof(filled), num_threads)
 
 

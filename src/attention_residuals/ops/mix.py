@@ -50,8 +50,7 @@ def depth_logits(
         >>> depth_logits([torch.ones(1, 4), 2 * torch.ones(1, 4)], torch.ones(4), eps=0.0).logits.tolist()
         [[4.0], [4.0]]
     """
-    ones = sources[0].new_ones(sources[0].shape[-1:]) if sources else torch.empty(0)
-    unstacked = checked_sources(sources, ones, ones, None, None, eps, None)
+    unstacked = checked_sources(sources, None, None, None, None, eps, None)
     width = unstacked[0].shape[-1]
     heads = 1 if num_heads is None else num_heads
     if heads < 1 or width % heads:
@@ -97,8 +96,7 @@ def weighted_mix(
         >>> weighted_mix(torch.tensor([[2.0], [-1.0]]), [torch.ones(1, 2), torch.ones(1, 2)])
         tensor([[1., 1.]])
     """
-    ones = sources[0].new_ones(sources[0].shape[-1:]) if sources else torch.empty(0)
-    unstacked = checked_sources(sources, ones, ones, None, output_gain, 0.0, output_eps)
+    unstacked = checked_sources(sources, None, None, None, output_gain, 0.0, output_eps)
     tokens, width = unstacked[0].shape[:-1], unstacked[0].shape[-1]
     with_heads = weights.ndim == len(tokens) + 2 and width % weights.shape[-1] == 0
     expected = (len(unstacked), *tokens, *weights.shape[-1:]) if with_heads else (len(unstacked), *tokens)

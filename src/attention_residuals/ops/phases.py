@@ -8,9 +8,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attention_residuals.errors import BackendError, ShapeError, nearest
-from attention_residuals.ops.backends import BACKENDS
+from attention_residuals.ops.backends import BACKENDS, refuse_transforms
 from attention_residuals.ops.depth_read import checked_sources
-from attention_residuals.ops.fused import _is_plain
+from attention_residuals.ops.fused import is_plain
 
 __all__ = ["Phase1", "Phase2", "checked_blocks", "checked_live", "chosen_for_phases"]
 
@@ -75,8 +75,8 @@ def checked_live(
     found: Phase1,
     site: int,
     live: Tensor | Sequence[Tensor] | None,
-    pseudo_query: Tensor,
-    key_gain: Tensor,
+    pseudo_query: Tensor | None,
+    key_gain: Tensor | None,
     output_gain: Tensor | None,
     eps: float,
     output_eps: float | None,
@@ -117,16 +117,11 @@ def chosen_for_phases(name: str, source: Tensor, given: Sequence[Tensor | None])
         )
     if name == "reference":
         return name
-    if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
-        raise BackendError(
-            got=f"backend={name!r} under torch.vmap or another functional transform",
-            expected="a plain call",
-            do="pass backend='reference', or give the batch as leading axes of the sources",
-        )
+    refuse_transforms(name)
     if name == "eager":
         return name
     reason = BACKENDS["cpu"].refusal(source, with_bias=False)
-    if reason is None and not _is_plain(source):
+    if reason is None and not is_plain(source):
         reason = "it takes plain tensors, outside of compiled graphs"
     if reason is None and torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given):
         reason = "it has no backward pass, and a tensor that came requires a gradient"

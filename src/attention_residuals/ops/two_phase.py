@@ -14,7 +14,7 @@ from torch import Tensor
 from attention_residuals.errors import ShapeError
 from attention_residuals.ops import fused_two_phase, traffic
 from attention_residuals.ops.depth_read import DepthRead, checked_sources, compute_dtype, require_finite
-from attention_residuals.ops.eager import _mix, inverse_rms, without_autocast
+from attention_residuals.ops.eager import inverse_rms, mixed, without_autocast
 from attention_residuals.ops.phases import Phase1, Phase2, checked_blocks, checked_live, chosen_for_phases
 
 __all__ = ["merge", "phase_1", "phase_2", "read_open_block"]
@@ -139,8 +139,7 @@ def merge(
         >>> merge(finished, 0, open_block, phase_2(open_block, query, gain, eps=0.0))
         tensor([[2., 2., 2.]])
     """
-    ones = phase_1.outputs.new_ones(phase_1.outputs.shape[-1])
-    sources = checked_live(phase_1, site, live, ones, ones, output_gain, 0.0, output_eps)
+    sources = checked_live(phase_1, site, live, None, None, output_gain, 0.0, output_eps)
     num_scored = 0 if phase_2 is None else len(phase_2.logits)
     if len(sources) != num_scored:
         raise ShapeError(
@@ -239,7 +238,7 @@ def _unstacked(
     ])  # fmt: skip
     maxima = logits.detach().amax(0)
     weights = (logits - maxima).exp()
-    outputs = _mix(weights, sources, dtype)
+    outputs = mixed(weights, sources, dtype)
     return Phase1(outputs, maxima, weights.sum(0), logits, torch.stack(norms), sources[0].new_empty(0))
 
 

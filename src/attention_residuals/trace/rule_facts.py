@@ -51,9 +51,7 @@ def rule_facts(config: ResidualConfig, *, num_layers: int = 8, width: int = 128)
     rule = model.residual
     last = num_layers - 1
     parameters = {
-        name: sum(
-            parameter.numel() for key, parameter in rule.named_parameters() if where in key.replace(".", "_")
-        )
+        name: sum(parameter.numel() for key, parameter in rule.named_parameters() if where in key)
         for name, where in (
             ("attention", f"L{last}_attention"),
             ("mlp", f"L{last}_mlp"),

@@ -25,6 +25,7 @@ from attention_residuals.layers.tap import (
     offer_read,
     offer_write,
     ones_weights,
+    unscored_read,
     writer_names,
 )
 from attention_residuals.ops import weighted_mix, weighted_sum
@@ -203,18 +204,7 @@ class DenseFormerRule(ResidualRule[DenseFormerState]):
         for member_WBT, number in zip(member_SWBT, numbers, strict=True):
             held_WBT = state.membership[number]
             member_WBT[: len(held_WBT)] = held_WBT
-        return Read(
-            site=site,
-            part="in",
-            source_names=self.source_names(site),
-            sources=values,
-            values=values,
-            logits=None,
-            weights=weights,
-            inverse_norms=None,
-            writers=writers,
-            membership=member_SWBT,
-        )
+        return unscored_read(site, self.source_names(site), values, weights, writers, member_SWBT)
 
 
 def _held(read: Read) -> Tensor:

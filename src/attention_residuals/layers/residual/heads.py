@@ -8,7 +8,7 @@ from torch import Tensor
 from attention_residuals.errors import ConfigError, is_count
 from attention_residuals.layers.residual.sources import DepthReader, SourceConfig, SourceRule, reader_name
 from attention_residuals.layers.tap import Site
-from attention_residuals.ops import DepthRead, depth_logits, weighted_mix
+from attention_residuals.ops import DepthRead, depth_logits
 
 __all__ = ["MultiHead", "MultiHeadRule"]
 
@@ -88,5 +88,4 @@ class MultiHeadRule(SourceRule):
             num_heads=self.config.num_heads,
             norm_per_head=self.config.key_norm == "head",
         )
-        mix = weighted_mix(self.weights_of(scores.logits), values, output_gain, output_eps)
-        return DepthRead(mix, *scores)
+        return self.mixed(scores, values, output_gain, output_eps)

@@ -19,12 +19,12 @@ from attention_residuals.layers.residual.sources import reader_name
 from attention_residuals.layers.tap import (
     EMBEDDING,
     OUTPUT,
-    Read,
     Site,
     Tap,
     offer_read,
     offer_write,
     ones_weights,
+    unscored_read,
     writer_names,
 )
 from attention_residuals.ops import depth_logits, weighted_sum
@@ -135,20 +135,10 @@ class HighwayRule(ResidualRule[HighwayState]):
     ) -> tuple[tuple[Tensor, ...], HighwayState]:
         """Normalises the stream."""
         if tap is not None:
+            writers, one = writer_names(self.num_written(site)), ones_weights(state.stream)
+            member_1WBT = state.membership[0][None]
             changed = offer_read(
-                tap,
-                Read(
-                    site=site,
-                    part="in",
-                    source_names=("stream",),
-                    sources=(state.stream,),
-                    values=(state.stream,),
-                    logits=None,
-                    weights=ones_weights(state.stream),
-                    inverse_norms=None,
-                    writers=writer_names(self.num_written(site)),
-                    membership=state.membership[0][None],
-                ),
+                tap, unscored_read(site, ("stream",), (state.stream,), one, writers, member_1WBT)
             )
             if changed is not None:
                 return (norm(weighted_sum(changed.weights, changed.values)),), state

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from attention_residuals.layers.residual.sources import SourceConfig, SourceRule, reader_name
 from attention_residuals.layers.tap import Site
-from attention_residuals.ops import DepthRead, depth_logits, weighted_mix
+from attention_residuals.ops import DepthRead, depth_logits
 from attention_residuals.ops.depth_read import compute_dtype
 from attention_residuals.ops.eager import without_autocast
 
@@ -68,5 +68,4 @@ class InputQueryRule(SourceRule):
         with without_autocast(newest.device.type):
             query = F.linear(newest, reader.query.to(dtype)) * reader.key_gain.to(dtype)
         scores = depth_logits(values, query, eps=self.config.key_eps)
-        mix = weighted_mix(self.weights_of(scores.logits), values, output_gain, output_eps)
-        return DepthRead(mix, *scores)
+        return self.mixed(scores, values, output_gain, output_eps)

@@ -11,7 +11,7 @@ from attention_residuals.errors import ConfigError
 from attention_residuals.layers.residual.interface import Semantics
 from attention_residuals.layers.residual.sources import DepthReader, SourceConfig, SourceRule, reader_name
 from attention_residuals.layers.tap import Site
-from attention_residuals.ops import DepthRead, depth_logits, weighted_mix
+from attention_residuals.ops import DepthRead, depth_logits
 
 __all__ = ["Sigmoid", "SigmoidRule"]
 
@@ -73,5 +73,4 @@ class SigmoidRule(SourceRule):
         reader = self.readers[reader_name(site, part)]
         assert isinstance(reader, DepthReader)
         scores = depth_logits(values, reader.direction(), eps=self.config.key_eps)
-        mix = weighted_mix(self.weights_of(scores.logits), values, output_gain, output_eps)
-        return DepthRead(mix, *scores)
+        return self.mixed(scores, values, output_gain, output_eps)

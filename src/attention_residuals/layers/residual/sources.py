@@ -22,7 +22,14 @@ from attention_residuals.layers.residual.interface import (
     to_source_dtype,
 )
 from attention_residuals.layers.tap import EMBEDDING, Read, Site, Tap, offer_read, offer_write, writer_names
-from attention_residuals.ops import DepthRead, share_gradients, traffic, weighted_sum
+from attention_residuals.ops import (
+    DepthLogits,
+    DepthRead,
+    share_gradients,
+    traffic,
+    weighted_mix,
+    weighted_sum,
+)
 from attention_residuals.ops.depth_read import compute_dtype
 
 __all__ = ["DepthReader", "SourceConfig", "SourceRule", "SourceState", "read_often", "reader_name"]
@@ -132,6 +139,17 @@ class SourceRule(ResidualRule[Any]):
         Returns:
             Mix, logits (of which ``weights_of`` makes the weights) and inverse norms.
         """
+
+    def mixed(
+        self,
+        scores: DepthLogits,
+        values: tuple[Tensor, ...],
+        output_gain: Tensor | None,
+        output_eps: float | None,
+    ) -> DepthRead:
+        """Ends an ``attend`` that has scored the values by itself: weights, mix and norm."""
+        mix = weighted_mix(self.weights_of(scores.logits), values, output_gain, output_eps)
+        return DepthRead(mix, *scores)
 
     def values(self, state: Any, sources: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Returns what is mixed: the sources themselves, in most rules."""

@@ -15,12 +15,12 @@ from attention_residuals.layers.residual.interface import (
 )
 from attention_residuals.layers.tap import (
     EMBEDDING,
-    Read,
     Site,
     Tap,
     offer_read,
     offer_write,
     ones_weights,
+    unscored_read,
     writer_names,
 )
 from attention_residuals.ops import traffic, weighted_sum
@@ -75,21 +75,8 @@ class StandardRule(ResidualRule[StandardState]):
         """Normalises the stream."""
         if tap is not None:
             writers = writer_names(self.num_written(site))
-            changed = offer_read(
-                tap,
-                Read(
-                    site=site,
-                    part="in",
-                    source_names=("stream",),
-                    sources=(state.stream,),
-                    values=(state.stream,),
-                    logits=None,
-                    weights=ones_weights(state.stream),
-                    inverse_norms=None,
-                    writers=writers,
-                    membership=torch.ones(1, len(writers)),
-                ),
-            )
+            one, member = ones_weights(state.stream), torch.ones(1, len(writers))
+            changed = offer_read(tap, unscored_read(site, ("stream",), (state.stream,), one, writers, member))
             if changed is not None:
                 return (norm(weighted_sum(changed.weights, changed.values)),), state
         return (norm(state.stream),), state

@@ -22,11 +22,11 @@ from attention_residuals.layers.residual.sources import reader_name
 from attention_residuals.layers.tap import (
     EMBEDDING,
     OUTPUT,
-    Read,
     Site,
     Tap,
     offer_read,
     offer_write,
+    unscored_read,
     writer_names,
 )
 from attention_residuals.ops import traffic, weighted_mix, weighted_sum
@@ -116,20 +116,10 @@ class StreamsRule(ResidualRule[StreamsState]):
             state = state._replace(gates=(gates.write, gates.carry))
         mix = _normalised_mix(weight_SBT, values, norm)
         if tap is not None:
+            names = tuple(f"stream {number}" for number in range(len(values)))
+            writers = writer_names(self.num_written(site))
             changed = offer_read(
-                tap,
-                Read(
-                    site=site,
-                    part="in",
-                    source_names=tuple(f"stream {number}" for number in range(len(values))),
-                    sources=values,
-                    values=values,
-                    logits=None,
-                    weights=weight_SBT,
-                    inverse_norms=None,
-                    writers=writer_names(self.num_written(site)),
-                    membership=state.membership[0],
-                ),
+                tap, unscored_read(site, names, values, weight_SBT, writers, state.membership[0])
             )
             if changed is not None:
                 mix = norm(weighted_sum(changed.weights, changed.values))
