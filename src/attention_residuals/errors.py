@@ -10,6 +10,7 @@ __all__ = [
     "BackendError",
     "CheckpointError",
     "ConfigError",
+    "ConversionError",
     "DataError",
     "NewerFormatError",
     "NonFiniteError",
@@ -50,6 +51,10 @@ class ShapeError(AttentionResidualsError, ValueError):
 
 class ConfigError(AttentionResidualsError, ValueError):
     """An option that does not exist, is out of range or contradicts another."""
+
+
+class ConversionError(AttentionResidualsError, ValueError):
+    """A model that cannot be given another residual rule without changing what it computes."""
 
 
 class DataError(AttentionResidualsError, ValueError):

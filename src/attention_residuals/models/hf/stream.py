@@ -1,0 +1,137 @@
+"""The residual state in the place of the hidden states that a Transformers model passes on.
+
+A pre-norm layer does three things with the residual stream: it hands it to norms, adds to it and returns it.
+``Stream`` answers these by reading, writing and handing the state on, so that the model's own forward passes
+run around another residual rule without a line of them being written again.
+"""
+
+from collections.abc import Callable
+from functools import cache, partial, wraps
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from attention_residuals.errors import ConversionError
+from attention_residuals.layers.residual import ResidualRule
+from attention_residuals.layers.tap import Site, Tap
+
+__all__ = ["Depth", "Stream", "opened_by", "read_by"]
+
+
+class Depth:
+    """What all streams of a model share: its rule, and the tap of the pass that runs."""
+
+    def __init__(self, rule: ResidualRule[Any]) -> None:
+        self.rule = rule
+        self.other: ResidualRule[Any] | None = None
+        """Runs in the place of ``rule`` during one pass: another schedule of the same parameters."""
+        self.tap: Tap | None = None
+
+    def open(self, embedding: Tensor) -> "Stream":
+        """Starts the state of a pass with what the model has made of its tokens."""
+        rule = self.rule if self.other is None else self.other
+        return Stream(rule, rule.open(embedding, self.tap), embedding, self.tap)
+
+
+class Stream:
+    """A residual state that a layer may norm, add to and return, and do nothing else with.
+
+    A stream is never changed by what it is asked, so that a checkpointed layer can be run again on it.
+    """
+
+    def __init__(self, rule: ResidualRule[Any], state: Any, like: Tensor, tap: Tap | None) -> None:
+        self.rule, self.state, self.tap = rule, state, tap
+        self.shape, self.dtype, self.device = like.shape, like.dtype, like.device
+        self._like = like
+        self._read: tuple[Site, Any] | None = None
+
+    def read(self, site: Site, norm: Callable[[Tensor], Tensor]) -> Tensor:
+        """Returns the normalised input of a site."""
+        inputs, state = self.rule.read(self.state, site, norm, self.tap)
+        # Kept beside the state: a layer that is run again reads the state that it read before.
+        self._read = (site, state)
+        (only,) = inputs
+        return only
+
+    def __add__(self, output: Tensor) -> "Stream":
+        if self._read is None:
+            self._refuse("added to before it was read")
+        site, state = self._read
+        return Stream(self.rule, self.rule.write(state, site, output, self.tap), self._like, self.tap)
+
+    __radd__ = __add__
+
+    def size(self, dim: int | None = None) -> Any:
+        """Returns the shape, as of the tensor in whose place this stands."""
+        return self.shape if dim is None else self.shape[dim]
+
+    def mixed(self, site: Site) -> Tensor:
+        """Returns what a site would read, before its norm; no tap sees it."""
+        (mixed, *_), _ = self.rule.read(self.state, site, _itself)
+        return mixed
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Adds, and refuses every other function of tensors."""
+        if function in (torch.add, Tensor.add, Tensor.__add__) and not kwargs and len(args) == 2:
+            stream, output = args if isinstance(args[0], Stream) else reversed(args)
+            return stream + output
+        return _refuse(f"{getattr(function, '__name__', function)} of the residual stream")
+
+    def __getattr__(self, name: str) -> Any:
+        if hasattr(Tensor, name) and not name.startswith("_"):
+            _refuse(f"{name} of the residual stream")
+        raise AttributeError(name)
+
+    def _refuse(self, what: str) -> NoReturn:
+        _refuse(f"a residual stream that is {what}")
+
+
+def read_by(norm: nn.Module, site: Site) -> None:
+    """Makes a norm read a site where it is given a stream; tensors it norms as before."""
+    norm.__class__ = _reading(type(norm))
+    norm.depth_site = site
+
+
+def opened_by(layer: nn.Module, depth: Depth) -> None:
+    """Makes a model's first layer start the stream."""
+    layer.__class__ = _opening(type(layer))
+    layer.__dict__["depth"] = depth
+
+
+@cache
+def _reading(own: type[nn.Module]) -> type[nn.Module]:
+    def forward(self: Any, hidden_states: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(hidden_states, Stream):
+            return hidden_states.read(self.depth_site, partial(own.forward, self))
+        return own.forward(self, hidden_states, *args, **kwargs)
+
+    return _extended(own, forward)
+
+
+@cache
+def _opening(own: type[nn.Module]) -> type[nn.Module]:
+    def forward(self: Any, hidden_states: Any, *args: Any, **kwargs: Any) -> Any:
+        return own.forward(self, self.depth.open(hidden_states), *args, **kwargs)
+
+    return _extended(own, forward)
+
+
+def _extended(own: type[nn.Module], forward: Callable[..., Any]) -> type[nn.Module]:
+    """Makes a subclass under the same name, since some code of Transformers goes by names of classes."""
+    return type(own.__name__, (own,), {"forward": wraps(own.forward)(forward), "__module__": own.__module__})
+
+
+def _itself(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _refuse(what: str) -> NoReturn:
+    raise ConversionError(
+        got=what,
+        expected="a pre-norm model, whose layers only norm the stream and add to it",
+        do="convert a model whose residual connections are plain additions around pre-norm sublayers",
+    )
