@@ -11,6 +11,7 @@ from attention_residuals.layers import EMBEDDING, Chain
 from attention_residuals.layers.residual import AttnRes, StandardResidual
 from attention_residuals.layers.rope import rotate, rotation
 from attention_residuals.models import Decoder, DecoderConfig, presets
+from attention_residuals.models.language_model import checked_positions
 from attention_residuals.trace import Recorder, record
 
 RULES = {
@@ -202,20 +203,21 @@ def test_there_are_no_biases():
     ],
 )
 def test_input_that_does_not_fit_is_refused(arguments, error, message):
-    model = Decoder(CONFIG)
-    check = type(model)._checked
-    tokens = arguments["tokens"]
     with pytest.raises(error, match=message):
-        getattr(check, "__wrapped__", check)(
-            model, tokens, arguments.get("positions"), arguments.get("mask"), 0
+        unchecked(checked_positions)(
+            CONFIG, arguments["tokens"], arguments.get("positions"), arguments.get("mask"), 0, None
         )
 
 
 def test_a_mask_of_numbers_is_refused():
-    check = Decoder._checked
     tokens = torch.zeros(1, 4, dtype=torch.long)
     with pytest.raises(ShapeError, match=r"a mask of torch\.int64"):
-        getattr(check, "__wrapped__", check)(Decoder(CONFIG), tokens, None, torch.ones_like(tokens), 0)
+        unchecked(checked_positions)(CONFIG, tokens, None, torch.ones_like(tokens), 0, None)
+
+
+def unchecked(function):
+    """Without the run-time check of shapes, which comes first in tests only."""
+    return getattr(function, "__wrapped__", function)
 
 
 @every_rule
@@ -264,9 +266,8 @@ def test_what_writes_to_the_state_starts_smaller_with_depth():
     "tokens", [torch.tensor([1, 2]), torch.ones(1, 2), torch.zeros(1, 0, dtype=torch.long)]
 )
 def test_tokens_must_be_integers_with_a_batch_axis(tokens):
-    check = Decoder._checked
     with pytest.raises(ShapeError, match="add a batch axis"):
-        getattr(check, "__wrapped__", check)(Decoder(CONFIG), tokens, None, None, 0)
+        unchecked(checked_positions)(CONFIG, tokens, None, None, 0, None)
 
 
 def test_a_cache_counts_towards_the_longest_sequence():

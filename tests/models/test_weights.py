@@ -130,7 +130,7 @@ def test_a_config_with_what_it_must_not_hold_is_refused(saved, edit, message):
 
 def test_a_description_of_something_else_is_refused(saved):
     change(saved / "config.json", lambda data: data.update(model={"type": "StandardResidual"}))
-    with pytest.raises(CheckpointError, match="without a decoder's config"):
+    with pytest.raises(CheckpointError, match="without a model's config"):
         load_model(saved)
 
 

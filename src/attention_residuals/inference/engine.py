@@ -14,7 +14,7 @@ from attention_residuals.inference.sampling import Sampling, choose
 from attention_residuals.inference.text import TextStream
 from attention_residuals.layers.residual import ResidualRule
 from attention_residuals.layers.tap import Tap
-from attention_residuals.models import Decoder
+from attention_residuals.models import LanguageModel
 
 __all__ = ["Completion", "Engine", "Piece"]
 
@@ -77,7 +77,7 @@ class Engine:
 
     def __init__(
         self,
-        model: Decoder,
+        model: LanguageModel,
         tokenizer: Tokenizer | None = None,
         *,
         residual: ResidualRule[Any] | None = None,
@@ -216,7 +216,7 @@ class _Batch:
 
     def join(self, sequences: list[_Sequence]) -> None:
         """Reads the prompts of new sequences; the next choice is theirs alone."""
-        device = self.engine.model.embedding.weight.device
+        device = next(self.engine.model.parameters()).device
         lengths = [len(sequence.completion.prompt) for sequence in sequences]
         tokens = torch.zeros(len(sequences), max(lengths), dtype=torch.long)
         mask = torch.zeros(len(sequences), max(lengths), dtype=torch.bool)

@@ -11,7 +11,7 @@ from attention_residuals.errors import ConfigError, DataError, ShapeError, is_co
 from attention_residuals.inference.cache import KVCache
 from attention_residuals.layers.residual import ResidualRule
 from attention_residuals.layers.tap import Tap
-from attention_residuals.models import Decoder
+from attention_residuals.models import LanguageModel
 
 __all__ = ["Prefilled", "checked_prompt", "left_padded", "positions_of", "prefill"]
 
@@ -29,7 +29,7 @@ class Prefilled(NamedTuple):
 
 @torch.no_grad()
 def prefill(
-    model: Decoder,
+    model: LanguageModel,
     tokens: Int[Tensor, "B T"],
     *,
     mask: Bool[Tensor, "B T"] | None = None,
@@ -93,7 +93,7 @@ def prefill(
     return Prefilled(logits[:, -1], cache, mask)
 
 
-def checked_prompt(model: Decoder, tokens: Tensor, num_cached: int, chunk: int) -> None:
+def checked_prompt(model: LanguageModel, tokens: Tensor, num_cached: int, chunk: int) -> None:
     """Refuses a prompt that the model cannot read.
 
     Raises:

@@ -13,7 +13,7 @@ from attention_residuals.inference.cache import KVCache
 from attention_residuals.inference.prefill import Prefilled, checked_prompt
 from attention_residuals.layers.residual import ResidualRule
 from attention_residuals.layers.tap import Tap
-from attention_residuals.models import Decoder
+from attention_residuals.models import LanguageModel
 
 __all__ = ["ShardedCache", "shard_of", "sharded_prefill", "shared_chunks"]
 
@@ -101,7 +101,7 @@ class ShardedCache:
 
 @torch.no_grad()
 def sharded_prefill(
-    model: Decoder,
+    model: LanguageModel,
     tokens: Int[Tensor, "B T"],
     group: dist.ProcessGroup,
     *,

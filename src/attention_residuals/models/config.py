@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 
 from attention_residuals.errors import ConfigError, is_count
-from attention_residuals.layers.residual import RULES, AttnRes, ResidualConfig
+from attention_residuals.layers.residual import AttnRes, ResidualConfig
 
-__all__ = ["MODEL_CONFIGS", "DecoderConfig"]
+__all__ = ["DecoderConfig"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,10 +90,3 @@ class DecoderConfig:
                 expected="norm_eps >= 0 and rope_base > 0",
                 do="1e-6 and 10000 are usual",
             )
-
-
-MODEL_CONFIGS: dict[str, type] = {
-    "DecoderConfig": DecoderConfig,
-    **{config.__name__: config for config in RULES.values()},
-}
-"""The types that a model's config.json may hold."""

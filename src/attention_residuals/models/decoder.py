@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from attention_residuals.errors import DataError, ShapeError, is_count
 from attention_residuals.layers.attention import Attention, AttentionContext, Cache, allowed_pairs
 from attention_residuals.layers.mlp import MLP
 from attention_residuals.layers.norm import RMSNorm
@@ -19,6 +18,7 @@ from attention_residuals.layers.residual import ResidualRule, checked_inputs
 from attention_residuals.layers.rope import rotation
 from attention_residuals.layers.tap import OUTPUT, Pass, Site, Tap
 from attention_residuals.models.config import DecoderConfig
+from attention_residuals.models.language_model import LanguageModel, checked_positions
 
 __all__ = ["Decoder", "Layer"]
 
@@ -45,7 +45,7 @@ class Layer(nn.Module):
         yield Site(self.number, "mlp"), self.mlp
 
 
-class Decoder(nn.Module):
+class Decoder(LanguageModel):
     """A pre-norm causal language model whose residual connections are a rule of your choice.
 
     Models of the same shape and seed start with the same shared weights whatever their rule, and with
@@ -90,28 +90,9 @@ class Decoder(nn.Module):
         residual: ResidualRule[Any] | None = None,
         num_logits: int | None = None,
     ) -> Float[Tensor, "B _ V"]:
-        """Computes the logits of every next token.
-
-        Args:
-            tokens: Ids, 0 to vocab_size - 1.
-            positions: Absolute positions; by default they go on from the cache.
-            mask: True for real tokens [B, U], or for the (query, key) pairs that may attend [B, T, U];
-                causality is added. U counts the cached tokens too.
-            cache: Keys and values of earlier tokens; is extended.
-            tap: Sees and may change every depth read and every write.
-            residual: Runs in place of the model's own rule: another schedule of it with the same parameters.
-            num_logits: Compute those of the last so many tokens only, 1 or more; by default of all.
-
-        Raises:
-            DataError: A token id out of range.
-            ShapeError: A sequence longer than the model's, or shapes that do not fit.
-        """
+        """Computes the logits of every next token; see ``LanguageModel.forward``."""
         num_cached = 0 if cache is None else cache.num_tokens
-        positions = self._checked(tokens, positions, mask, num_cached)
-        if num_logits is not None and not is_count(num_logits):
-            raise ShapeError(
-                got=f"num_logits={num_logits!r}", expected="1 or more, or None", do="None computes all logits"
-            )
+        positions = checked_positions(self.config, tokens, positions, mask, num_cached, num_logits)
         if tap is not None:
             tap.begin(Pass(tokens, positions, mask))
         embedded = self.embedding(tokens)
@@ -161,53 +142,6 @@ class Decoder(nn.Module):
                 nn.init.normal_(
                     parameter, std=0.02 / math.sqrt(2 * self.config.num_layers) if writes else 0.02
                 )
-
-    def _checked(
-        self, tokens: Tensor, positions: Tensor | None, mask: Tensor | None, num_cached: int
-    ) -> Int[Tensor, "B T"]:
-        if tokens.ndim != 2 or not tokens.numel() or tokens.dtype not in (torch.int32, torch.int64):
-            raise ShapeError(
-                got=f"tokens {tokens.dtype}{list(tokens.shape)}",
-                expected="integers of shape [B, T], at least one",
-                do="add a batch axis: tokens[None]",
-            )
-        batch, length = tokens.shape
-        total = num_cached + length
-        if total > self.config.max_tokens:
-            raise ShapeError(
-                got=f"a sequence of {total} tokens",
-                expected=f"at most {self.config.max_tokens}, the model's max_tokens",
-                do="cut the text, or make a model with a larger max_tokens",
-            )
-        if tokens.device.type == "cpu" and not torch.compiler.is_compiling():
-            low, high = (int(bound) for bound in torch.aminmax(tokens))
-            if low < 0 or high >= self.config.vocab_size:
-                raise DataError(
-                    got=f"token ids from {low} to {high}",
-                    expected=f"0 to {self.config.vocab_size - 1}",
-                    do="encode the text with the tokenizer that the model was trained with",
-                )
-        if mask is not None and mask.dtype != torch.bool:
-            raise ShapeError(
-                got=f"a mask of {mask.dtype}",
-                expected="torch.bool, True for real tokens",
-                do="pass mask.bool()",
-            )
-        if mask is not None and tuple(mask.shape) not in ((batch, total), (batch, length, total)):
-            raise ShapeError(
-                got=f"a mask of shape {list(mask.shape)}",
-                expected=f"[{batch}, {total}] or [{batch}, {length}, {total}]",
-                do="count the cached tokens too",
-            )
-        if positions is None:
-            positions = torch.arange(num_cached, total, device=tokens.device).expand(batch, length)
-        if positions.shape != tokens.shape:
-            raise ShapeError(
-                got=f"positions of shape {list(positions.shape)}",
-                expected=f"{list(tokens.shape)}, one for each token",
-                do="expand them over the batch",
-            )
-        return positions
 
 
 def _recomputed(function: Any, *args: Any, **kwargs: Any) -> Any:

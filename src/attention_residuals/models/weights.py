@@ -12,10 +12,13 @@ from safetensors.torch import load_file, save_file
 from attention_residuals.configs import decode, encode
 from attention_residuals.durable import unwritable
 from attention_residuals.errors import CheckpointError, ConfigError, NewerFormatError
-from attention_residuals.models.config import MODEL_CONFIGS, DecoderConfig
-from attention_residuals.models.decoder import Decoder
+from attention_residuals.models.building import MODEL_CONFIGS, build
+from attention_residuals.models.config import DecoderConfig
+from attention_residuals.models.converted import ConvertedConfig
+from attention_residuals.models.language_model import LanguageModel
 
 __all__ = [
+    "CONVERTED",
     "load_model",
     "load_state",
     "load_tensors",
@@ -24,15 +27,18 @@ __all__ = [
     "sha256",
 ]
 
+CONVERTED = "attention_residuals_converted"
+"""What Transformers calls the type of a converted model."""
+
 FORMAT = 1
 """Of config.json; raised when an older version of this package could not read it."""
 
 
-def save_model(model: Decoder, folder: Path | str) -> None:
+def save_model(model: LanguageModel, folder: Path | str) -> None:
     """Writes a model into a folder that has none yet.
 
     Args:
-        model: Any decoder; a tied head is not stored twice.
+        model: Any model of this library; a tied head is not stored twice.
         folder: Is made if it does not exist.
 
     Raises:
@@ -55,12 +61,14 @@ def save_model(model: Decoder, folder: Path | str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, weights)
         description = {"format": FORMAT, "model": encode(model.config), "sha256": sha256(weights)}
+        if isinstance(model.config, ConvertedConfig):
+            description["model_type"] = CONVERTED  # for the Auto classes of Transformers
         (folder / "config.json").write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
     except (OSError, SafetensorError) as error:
         raise unwritable(folder, error) from error
 
 
-def load_model(folder: Path | str) -> Decoder:
+def load_model(folder: Path | str) -> LanguageModel:
     """Reads a model back, with the same bits.
 
     Raises:
@@ -74,20 +82,20 @@ def load_model(folder: Path | str) -> Decoder:
         raise CheckpointError(
             got=f"{folder / 'config.json'}: {error.got}", expected=error.expected, do=error.do
         ) from error
-    if not isinstance(config, DecoderConfig):
+    if not isinstance(config, (DecoderConfig, ConvertedConfig)):
         raise CheckpointError(
-            got=f"{folder / 'config.json'} without a decoder's config",
-            expected='"model": {"type": "DecoderConfig", ...}',
+            got=f"{folder / 'config.json'} without a model's config",
+            expected='"model": {"type": "DecoderConfig", ...} or a ConvertedConfig',
             do="save the model again with save_model",
         )
     tensors = load_tensors(folder / "model.safetensors", sha256_expected=description.get("sha256"))
-    model = Decoder(config)
+    model = build(config)
     load_state(model, tensors, folder, assign=True)
     return model
 
 
 def load_state(
-    model: Decoder, tensors: dict[str, torch.Tensor], where: Path, *, assign: bool = False
+    model: LanguageModel, tensors: dict[str, torch.Tensor], where: Path, *, assign: bool = False
 ) -> None:
     """Puts tensors into a model, every one of them, with nothing left over.
 

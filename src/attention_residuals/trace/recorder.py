@@ -12,7 +12,7 @@ from attention_residuals.data.tokenizer import Tokenizer
 from attention_residuals.errors import TapError
 from attention_residuals.layers.residual import ResidualRule
 from attention_residuals.layers.tap import Pass, Read, Write
-from attention_residuals.models import Decoder
+from attention_residuals.models import LanguageModel
 from attention_residuals.trace.trace import SiteTrace, Trace
 from attention_residuals.version import __version__
 
@@ -110,7 +110,7 @@ class Recorder:
 
 
 def record(
-    model: Decoder,
+    model: LanguageModel,
     tokens: Int[Tensor, "B T"],
     *,
     mask: Bool[Tensor, "B T"] | Bool[Tensor, "B T T"] | None = None,

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from attention_residuals.configs import encode
 from attention_residuals.durable import PARTIAL, remove_partials, sync, unwritable
 from attention_residuals.errors import CheckpointError, NewerFormatError
-from attention_residuals.models import Decoder, load_model, save_model
+from attention_residuals.models import LanguageModel, load_model, save_model
 from attention_residuals.models.weights import load_state, load_tensors, read_json, sha256
 from attention_residuals.train.config import TrainConfig, first_difference
 from attention_residuals.train.metrics import Extent
@@ -37,7 +37,7 @@ def save_checkpoint(
     run_folder: Path,
     *,
     step: int,
-    model: Decoder,
+    model: LanguageModel,
     optimizer: Optimizer,
     config: TrainConfig,
     metrics: Extent,
@@ -123,7 +123,7 @@ def newest_checkpoint(run_folder: Path, config: TrainConfig | None = None) -> Pa
     return saved[-1]
 
 
-def restore(checkpoint: Path, model: Decoder, optimizer: Optimizer) -> tuple[int, Extent]:
+def restore(checkpoint: Path, model: LanguageModel, optimizer: Optimizer) -> tuple[int, Extent]:
     """Puts a verified checkpoint's bits into model and optimizer.
 
     Returns:
@@ -139,7 +139,7 @@ def restore(checkpoint: Path, model: Decoder, optimizer: Optimizer) -> tuple[int
     return int(state["step"]), Extent(**state["metrics"])
 
 
-def load_checkpoint_model(run_folder: Path | str) -> Decoder:
+def load_checkpoint_model(run_folder: Path | str) -> LanguageModel:
     """Reads the model of a run's newest checkpoint.
 
     Raises:

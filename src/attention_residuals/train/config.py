@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from attention_residuals.errors import ConfigError
-from attention_residuals.models import MODEL_CONFIGS, DecoderConfig
+from attention_residuals.models import MODEL_CONFIGS, ConvertedConfig, DecoderConfig
 from attention_residuals.train.optimizer import AdamW, Muon
 from attention_residuals.train.schedule import WSD, Cosine
 
@@ -19,7 +19,7 @@ class TrainConfig:
     """Everything that decides what a run computes, but for the corpus and the number of threads.
 
     Args:
-        model: The decoder's shape and residual rule.
+        model: The model's shape and residual rule.
         optimizer: ``AdamW`` or ``Muon``.
         schedule: ``Cosine`` or ``WSD``: the learning rate as a share of the optimizer's.
         num_steps: Optimizer steps, >= 1.
@@ -42,7 +42,7 @@ class TrainConfig:
         0.0001
     """
 
-    model: DecoderConfig
+    model: DecoderConfig | ConvertedConfig
     optimizer: AdamW | Muon = field(default_factory=AdamW)
     schedule: Cosine | WSD = field(default_factory=Cosine)
     num_steps: int
@@ -98,7 +98,7 @@ class TrainConfig:
 
     def _check_types(self) -> None:
         for name, accepted in {
-            "model": (DecoderConfig,),
+            "model": (DecoderConfig, ConvertedConfig),
             "optimizer": (AdamW, Muon),
             "schedule": (Cosine, WSD),
         }.items():

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from attention_residuals.data import Batch, bits_per_byte, sequential
-from attention_residuals.models import Decoder
+from attention_residuals.models import LanguageModel
 from attention_residuals.train.config import Precision
 
 __all__ = ["Evaluation", "document_mask", "evaluate", "total_nats"]
@@ -38,7 +38,7 @@ class Evaluation:
 
 @torch.no_grad()
 def evaluate(
-    model: Decoder,
+    model: LanguageModel,
     tokens: npt.NDArray[np.integer[Any]],
     *,
     bytes_per_token: npt.NDArray[np.int64],

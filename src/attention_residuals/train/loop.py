@@ -6,7 +6,7 @@ from pathlib import Path
 
 from attention_residuals.data import Corpus
 from attention_residuals.errors import ConfigError
-from attention_residuals.models import Decoder
+from attention_residuals.models import LanguageModel
 from attention_residuals.train.checkpoint import newest_checkpoint, restore
 from attention_residuals.train.config import Saving, TrainConfig
 from attention_residuals.train.metrics import NO_ROWS, Metrics
@@ -17,7 +17,7 @@ from attention_residuals.train.trainer import Trainer, deterministic
 
 __all__ = ["Monitor", "Result", "train"]
 
-Monitor = Callable[[int, Decoder], None]
+Monitor = Callable[[int, LanguageModel], None]
 """Is called with the step, 1 for the first, and the model as that step left it."""
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from attention_residuals.data import Batch, Batches, Corpus, bits_per_byte
 from attention_residuals.errors import NonFiniteError
-from attention_residuals.models import Decoder
+from attention_residuals.models import build
 from attention_residuals.train.checkpoint import last_saved, save_checkpoint
 from attention_residuals.train.config import TrainConfig
 from attention_residuals.train.evaluation import Evaluation, evaluate, total_nats
@@ -60,7 +60,7 @@ class Trainer:
         )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
-            model = Decoder(config.model, checkpoint_activations=config.checkpoint_activations)
+            model = build(config.model, checkpoint_activations=config.checkpoint_activations)
         self.model = model.to(device)
         self.forward: Callable[..., Tensor] = torch.compile(self.model) if config.compile else self.model
         self.optimizer = Optimizer(self.model, config.optimizer)

@@ -5,7 +5,8 @@ A pre-norm layer does three things with the residual stream: it hands it to norm
 run around another residual rule without a line of them being written again.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache, partial, wraps
 from typing import Any, NoReturn
 
@@ -20,18 +21,30 @@ __all__ = ["Depth", "Stream", "opened_by", "read_by"]
 
 
 class Depth:
-    """What all streams of a model share: its rule, and the tap of the pass that runs."""
+    """What all streams of a model share.
 
-    def __init__(self, rule: ResidualRule[Any]) -> None:
+    Args:
+        rule: How its sites read: a residual rule, or what stands in for one.
+    """
+
+    def __init__(self, rule: Any) -> None:
         self.rule = rule
-        self.other: ResidualRule[Any] | None = None
-        """Runs in the place of ``rule`` during one pass: another schedule of the same parameters."""
-        self.tap: Tap | None = None
+        self._running: tuple[Any, Tap | None] = (rule, None)
 
     def open(self, embedding: Tensor) -> "Stream":
         """Starts the state of a pass with what the model has made of its tokens."""
-        rule = self.rule if self.other is None else self.other
-        return Stream(rule, rule.open(embedding, self.tap), embedding, self.tap)
+        rule, tap = self._running
+        return Stream(rule, rule.open(embedding, tap), embedding, tap)
+
+    @contextmanager
+    def running(self, rule: ResidualRule[Any] | None, tap: Tap | None) -> Iterator[None]:
+        """Lets the passes inside run under a tap, and by another schedule of the rule if one is given."""
+        before = self._running
+        self._running = (before[0] if rule is None else rule, tap)
+        try:
+            yield
+        finally:
+            self._running = before
 
 
 class Stream:
@@ -40,7 +53,7 @@ class Stream:
     A stream is never changed by what it is asked, so that a checkpointed layer can be run again on it.
     """
 
-    def __init__(self, rule: ResidualRule[Any], state: Any, like: Tensor, tap: Tap | None) -> None:
+    def __init__(self, rule: Any, state: Any, like: Tensor, tap: Tap | None) -> None:
         self.rule, self.state, self.tap = rule, state, tap
         self.shape, self.dtype, self.device = like.shape, like.dtype, like.device
         self._like = like
@@ -51,7 +64,7 @@ class Stream:
         inputs, state = self.rule.read(self.state, site, norm, self.tap)
         # Kept beside the state: a layer that is run again reads the state that it read before.
         self._read = (site, state)
-        (only,) = inputs
+        only: Tensor = inputs[0]
         return only
 
     def __add__(self, output: Tensor) -> "Stream":
@@ -68,7 +81,8 @@ class Stream:
 
     def mixed(self, site: Site) -> Tensor:
         """Returns what a site would read, before its norm; no tap sees it."""
-        (mixed, *_), _ = self.rule.read(self.state, site, _itself)
+        inputs, _ = self.rule.read(self.state, site, _itself)
+        mixed: Tensor = inputs[0]
         return mixed
 
     @classmethod
@@ -90,20 +104,22 @@ class Stream:
         _refuse(f"a residual stream that is {what}")
 
 
-def read_by(norm: nn.Module, site: Site) -> None:
+def read_by(norm: nn.Module, site: Site | str) -> None:
     """Makes a norm read a site where it is given a stream; tensors it norms as before."""
-    norm.__class__ = _reading(type(norm))
-    norm.depth_site = site
+    own: Any = type(norm)
+    norm.__class__ = _reading(own)
+    norm.__dict__["depth_site"] = site
 
 
 def opened_by(layer: nn.Module, depth: Depth) -> None:
     """Makes a model's first layer start the stream."""
-    layer.__class__ = _opening(type(layer))
+    own: Any = type(layer)
+    layer.__class__ = _opening(own)
     layer.__dict__["depth"] = depth
 
 
 @cache
-def _reading(own: type[nn.Module]) -> type[nn.Module]:
+def _reading(own: Any) -> Any:
     def forward(self: Any, hidden_states: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(hidden_states, Stream):
             return hidden_states.read(self.depth_site, partial(own.forward, self))
@@ -113,14 +129,14 @@ def _reading(own: type[nn.Module]) -> type[nn.Module]:
 
 
 @cache
-def _opening(own: type[nn.Module]) -> type[nn.Module]:
+def _opening(own: Any) -> Any:
     def forward(self: Any, hidden_states: Any, *args: Any, **kwargs: Any) -> Any:
         return own.forward(self, self.depth.open(hidden_states), *args, **kwargs)
 
     return _extended(own, forward)
 
 
-def _extended(own: type[nn.Module], forward: Callable[..., Any]) -> type[nn.Module]:
+def _extended(own: Any, forward: Callable[..., Any]) -> Any:
     """Makes a subclass under the same name, since some code of Transformers goes by names of classes."""
     return type(own.__name__, (own,), {"forward": wraps(own.forward)(forward), "__module__": own.__module__})
 

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -14,7 +15,7 @@ from attention_residuals.errors import ConversionError
 from attention_residuals.layers.residual import Norm
 from attention_residuals.models.hf.stream import Depth, Stream, opened_by, read_by
 
-__all__ = ["Survey", "probe_tokens", "survey"]
+__all__ = ["Survey", "embedding_of", "probe_tokens", "survey"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,11 +32,6 @@ class Survey:
     first_layer: str
     norms: tuple[str, ...]
 
-    @property
-    def num_layers(self) -> int:
-        """L of the model."""
-        return len(self.norms) // 2
-
 
 def survey(model: PreTrainedModel) -> Survey:
     """Runs a model once around a stream that keeps a record, and leaves the model as it was.
@@ -45,11 +41,13 @@ def survey(model: PreTrainedModel) -> Survey:
     """
     decoder, layers = _layers(model)
     record = _Record()
-    norms = {name: module for name, module in model.named_modules() if "norm" in type(module).__name__.lower()}
+    norms = {
+        name: module for name, module in model.named_modules() if "norm" in type(module).__name__.lower()
+    }
     with _unchanged([layers[0], *norms.values()]):
-        opened_by(layers[0], Depth(record))  # type: ignore[arg-type] # stands in for a rule
+        opened_by(layers[0], Depth(record))
         for name, norm in norms.items():
-            read_by(norm, name)  # type: ignore[arg-type] # and names for sites
+            read_by(norm, name)
         hooks = [
             module.register_forward_pre_hook(partial(record.entered, name), with_kwargs=True)
             for name, module in model.named_modules()
@@ -76,9 +74,16 @@ def survey(model: PreTrainedModel) -> Survey:
 
 def probe_tokens(model: PreTrainedModel) -> Tensor:
     """Makes the random tokens that a model is tried on, [2, 24], the same every time."""
-    vocab_size = model.get_input_embeddings().weight.shape[0]
-    drawn = torch.randint(vocab_size, (2, 24), generator=torch.Generator().manual_seed(0))
-    return drawn.to(model.device)
+    embedding = embedding_of(model)
+    drawn = torch.randint(len(embedding), (2, 24), generator=torch.Generator().manual_seed(0))
+    return drawn.to(embedding.device)
+
+
+def embedding_of(model: PreTrainedModel) -> Float[Tensor, "V D"]:
+    """Returns the table of a model's tokens."""
+    weight = model.get_input_embeddings().weight
+    assert isinstance(weight, Tensor)
+    return weight
 
 
 class _Record:
@@ -95,9 +100,7 @@ class _Record:
     def open(self, embedding: Tensor, tap: None = None) -> Tensor:
         return embedding
 
-    def read(
-        self, state: Tensor, name: str, norm: Norm, tap: None = None
-    ) -> tuple[tuple[Tensor], Tensor]:
+    def read(self, state: Tensor, name: str, norm: Norm, tap: None = None) -> tuple[tuple[Tensor], Tensor]:
         self.events.append(name)
         return (norm(state),), state
 

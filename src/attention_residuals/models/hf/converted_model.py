@@ -1,0 +1,207 @@
+"""A converted Transformers model behind this library's own interface."""
+
+import inspect
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.cache_utils import Cache as TransformersCache
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from attention_residuals.errors import ConfigError
+from attention_residuals.layers.attention import Cache, allowed_pairs
+from attention_residuals.layers.residual import ResidualRule
+from attention_residuals.layers.tap import Pass, Tap
+from attention_residuals.models.converted import ConvertedConfig
+from attention_residuals.models.hf.install import depth_of, install
+from attention_residuals.models.hf.survey import embedding_of
+from attention_residuals.models.language_model import LanguageModel, checked_positions
+
+__all__ = ["ConvertedModel"]
+
+
+class ConvertedModel(LanguageModel):
+    """Lets a converted model train, evaluate, generate and be traced as a ``Decoder`` is.
+
+    It holds the model, and nothing of its own; ``transformers`` goes back. Like all models here it runs
+    without dropout.
+
+    Args:
+        model: As ``convert`` returned it.
+        checkpoint_activations: Keep only the residual state between layers for backward.
+
+    Raises:
+        ConversionError: The model is not converted.
+
+    Example:
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> from attention_residuals.layers.residual import AttnRes
+        >>> from attention_residuals.models.hf.convert import convert
+        >>> shape = LlamaConfig(vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
+        ...                     num_attention_heads=2, num_key_value_heads=1)
+        >>> model = ConvertedModel(convert(LlamaForCausalLM(shape), AttnRes()))
+        >>> model(torch.tensor([[5, 6, 7]])).shape
+        torch.Size([1, 3, 64])
+    """
+
+    def __init__(self, model: PreTrainedModel, *, checkpoint_activations: bool = False) -> None:
+        super().__init__()
+        depth = depth_of(model)
+        described = {name: value for name, value in model.config.to_dict().items() if name != "_name_or_path"}
+        self.config: ConvertedConfig = replace(
+            model.__dict__["conversion"],
+            transformers=json.dumps(described, sort_keys=True),
+            vocab_size=len(embedding_of(model)),
+        )
+        self.checkpoint_activations = checkpoint_activations
+        self.residual = depth.rule  # first, so that its parameters have the names that they have elsewhere
+        self.transformers = model
+        if checkpoint_activations:
+            model.gradient_checkpointing_enable()  # type: ignore[no-untyped-call]
+        self._accepted = inspect.signature(model.forward).parameters.keys()
+        self._layer_types = set(getattr(model.config.get_text_config(), "layer_types", None) or ())
+        self.train()
+
+    @classmethod
+    def of(cls, config: ConvertedConfig, *, checkpoint_activations: bool = False) -> "ConvertedModel":
+        """Makes a new model of a config, with weights drawn at random.
+
+        Raises:
+            ConfigError: This version of Transformers knows no such model.
+        """
+        try:
+            original = AutoConfig.for_model(**config.original)
+            model = AutoModelForCausalLM.from_config(original)  # type: ignore[no-untyped-call]
+        except (ValueError, TypeError) as error:
+            raise ConfigError(
+                got=f"a config of {config.original.get('model_type')!r}: {error}",
+                expected="a causal language model that the installed Transformers has code for",
+                do="install the version of Transformers that the model was converted with",
+            ) from error
+        install(model, config)
+        return cls(model, checkpoint_activations=checkpoint_activations)
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "B T"],
+        *,
+        positions: Int[Tensor, "B T"] | None = None,
+        mask: Bool[Tensor, "B U"] | Bool[Tensor, "B T U"] | None = None,
+        cache: Cache | None = None,
+        tap: Tap | None = None,
+        residual: ResidualRule[Any] | None = None,
+        num_logits: int | None = None,
+    ) -> Float[Tensor, "B _ V"]:
+        """Computes the logits of every next token; see ``LanguageModel.forward``.
+
+        Raises:
+            ConfigError: A cache for a model with other than attention layers, a mask of pairs for one whose
+                layers do not all see the same, or a tap on a pass whose activations are checkpointed.
+        """
+        num_cached = 0 if cache is None else cache.num_tokens
+        positions = checked_positions(self.config, tokens, positions, mask, num_cached, num_logits)
+        self._require_possible(mask, cache, tap)
+        if tap is not None:
+            tap.begin(Pass(tokens, positions, mask))
+        given = {
+            "input_ids": tokens,
+            "attention_mask": self._attention_mask(mask, tokens.shape[1], num_cached),
+            "position_ids": positions,
+            "cache": None if cache is None else _Keys(cache),
+            "use_cache": cache is not None,
+            "logits_to_keep": num_logits or 0,
+        }
+        accepted = {name: value for name, value in given.items() if name in self._accepted}
+        with depth_of(self.transformers).running(residual, tap):
+            logits: Tensor = self.transformers(**accepted).logits
+        if cache is not None:
+            cache.advance(tokens.shape[1])
+        return logits if num_logits is None else logits[:, -num_logits:]
+
+    def train(self, mode: bool = True) -> "ConvertedModel":
+        """Leaves dropout off, whatever the mode."""
+        super().train(False)
+        for module in self.modules():
+            if isinstance(module, GradientCheckpointingLayer):  # it asks for its own mode, not for dropout's
+                module.training = self.checkpoint_activations
+        return self
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns each tensor once, however many names it has."""
+        own = {name for name, _ in (*self.named_parameters(), *self.named_buffers())}
+        state: dict[str, Any] = super().state_dict(*args, **kwargs)
+        return {name: tensor for name, tensor in state.items() if name in own}
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Loads what ``state_dict`` gave; tied weights stay tied."""
+        own = self.state_dict()
+        if strict and own.keys() != state_dict.keys():
+            super().load_state_dict(state_dict, strict=True)
+        loaded = super().load_state_dict(state_dict, strict=False, assign=assign)
+        self.transformers.tie_weights()
+        return loaded
+
+    def _attention_mask(self, mask: Tensor | None, num_tokens: int, num_cached: int) -> Tensor | None:
+        if mask is None:
+            return None
+        if mask.ndim == 2:
+            return mask.long()
+        allowed = allowed_pairs(mask, num_tokens, num_cached, mask.device)
+        assert allowed is not None
+        dtype = self.transformers.dtype
+        return torch.zeros(allowed.shape, dtype=dtype, device=mask.device).masked_fill(
+            ~allowed, torch.finfo(dtype).min
+        )
+
+    def _require_possible(self, mask: Tensor | None, cache: Cache | None, tap: Tap | None) -> None:
+        if cache is not None and self._layer_types - {"full_attention", "sliding_attention"}:
+            raise ConfigError(
+                got=f"a cache of keys and values for layers of {', '.join(sorted(self._layer_types))}",
+                expected="attention layers only",
+                do="use model.transformers.generate, whose cache holds their state",
+            )
+        if mask is not None and mask.ndim == 3 and self._layer_types - {"full_attention"}:
+            raise ConfigError(
+                got=f"a mask of pairs for layers of {', '.join(sorted(self._layer_types))}",
+                expected="layers that all see the whole text",
+                do="train and evaluate with cross_documents=True, or mask whole tokens",
+            )
+        if tap is not None and self.checkpoint_activations and torch.is_grad_enabled():
+            raise ConfigError(
+                got="a tap on a pass whose activations are computed twice",
+                expected="a pass without gradients, or a model without checkpoint_activations",
+                do="call it under torch.no_grad()",
+            )
+
+
+class _Keys(TransformersCache):
+    """This library's cache behind the interface of Transformers'."""
+
+    def __init__(self, cache: Cache) -> None:
+        super().__init__(layers=[])
+        self.cache = cache
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Puts the newest tokens of a layer behind the kept ones."""
+        return self.cache.extend(layer_idx, key_states, value_states)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Counts the kept tokens."""
+        return self.cache.num_tokens
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        """Tells where the new tokens begin."""
+        return self.cache.num_tokens
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        """Tells how many keys there will be, and that the first one is number 0."""
+        return self.cache.num_tokens + query_length, 0
