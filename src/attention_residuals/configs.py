@@ -47,7 +47,11 @@ def decode(data: Any, known: Mapping[str, type]) -> Any:
     config_type = known[name]
     hints = get_type_hints(config_type)
     accepted = {field.name: field for field in fields(config_type) if field.init}
-    values = {key: decode(value, known) for key, value in data.items() if key != "type"}
+    values = {
+        key: tuple(value) if isinstance(value, list) else decode(value, known)  # JSON has lists
+        for key, value in data.items()
+        if key != "type"
+    }
     for key, value in values.items():
         if key not in accepted:
             raise ConfigError(
@@ -73,6 +77,8 @@ def _fits(value: Any, hint: Any) -> bool:
     """Checks numbers, texts and choices of them; what is more than that, the config's own checks see."""
     if get_origin(hint) in (Union, UnionType):
         return any(_fits(value, choice) for choice in get_args(hint))
+    if get_origin(hint) is tuple:
+        return isinstance(value, tuple) and all(_fits(item, get_args(hint)[0]) for item in value)
     if get_origin(hint) is Literal:
         return value in get_args(hint)
     if hint is float:

@@ -40,16 +40,12 @@ class ConvertedConfig:
     eps: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        for name in ("norms", "eps"):  # JSON has lists
-            if not isinstance(value := getattr(self, name), (list, tuple)):
-                raise ConfigError(got=f"{name}={value!r}", expected="a list", do="convert the model again")
-            object.__setattr__(self, name, tuple(value))
         checks = {
             "vocab_size": is_count(self.vocab_size),
             "width": is_count(self.width),
             "max_tokens": is_count(self.max_tokens),
             "residual": isinstance(self.residual, ResidualConfig),
-            "norms": len(self.norms) % 2 == 1 and all(isinstance(name, str) for name in self.norms),
+            "norms": len(self.norms) % 2 == 1,
             "eps": len(self.eps) == len(self.norms) and all(is_finite(eps) and eps >= 0 for eps in self.eps),
             "transformers": _is_object(self.transformers),
         }

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,15 @@ from attention_residuals.models.language_model import LanguageModel
 
 __all__ = [
     "CONVERTED",
+    "load_config",
     "load_model",
     "load_state",
     "load_tensors",
+    "load_weights",
     "read_json",
     "save_model",
     "sha256",
+    "write_model",
 ]
 
 CONVERTED = "attention_residuals_converted"
@@ -53,15 +57,22 @@ def save_model(model: LanguageModel, folder: Path | str) -> None:
         >>> torch.equal(load_model(folder).embedding.weight, model.embedding.weight)
         True
     """
+    write_model(model.config, model.state_dict(), folder)
+
+
+def write_model(
+    config: DecoderConfig | ConvertedConfig, tensors: Mapping[str, torch.Tensor], folder: Path | str
+) -> None:
+    """Writes a config and the tensors that belong to it, as ``save_model`` does."""
     folder = Path(folder)
     weights = folder / "model.safetensors"
     if weights.exists():
         raise CheckpointError(got=f"{weights} exists", expected="a folder without a model", do="name another")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, weights)
-        description = {"format": FORMAT, "model": encode(model.config), "sha256": sha256(weights)}
-        if isinstance(model.config, ConvertedConfig):
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, weights)
+        description = {"format": FORMAT, "model": encode(config), "sha256": sha256(weights)}
+        if isinstance(config, ConvertedConfig):
             description["model_type"] = CONVERTED  # for the Auto classes of Transformers
         (folder / "config.json").write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
     except (OSError, SafetensorError) as error:
@@ -73,25 +84,48 @@ def load_model(folder: Path | str) -> LanguageModel:
 
     Raises:
         CheckpointError: A file is missing, damaged, of a newer format or does not fit its config.
+        ConfigError: A converted model, and its Transformers is not installed.
     """
-    folder = Path(folder)
-    description = read_json(folder / "config.json", newest=FORMAT)
+    model = build(load_config(folder))
+    load_weights(model, folder, assign=True)
+    return model
+
+
+def load_config(folder: Path | str) -> DecoderConfig | ConvertedConfig:
+    """Reads the config of a saved model.
+
+    Raises:
+        CheckpointError: It is missing, damaged, of a newer format or no model's.
+    """
+    path = Path(folder) / "config.json"
     try:
-        config = decode(description.get("model"), MODEL_CONFIGS)
+        config = decode(read_json(path, newest=FORMAT).get("model"), MODEL_CONFIGS)
     except ConfigError as error:
-        raise CheckpointError(
-            got=f"{folder / 'config.json'}: {error.got}", expected=error.expected, do=error.do
-        ) from error
+        raise CheckpointError(got=f"{path}: {error.got}", expected=error.expected, do=error.do) from error
     if not isinstance(config, (DecoderConfig, ConvertedConfig)):
         raise CheckpointError(
-            got=f"{folder / 'config.json'} without a model's config",
+            got=f"{path} without a model's config",
             expected='"model": {"type": "DecoderConfig", ...} or a ConvertedConfig',
             do="save the model again with save_model",
         )
+    return config
+
+
+def load_weights(model: LanguageModel, folder: Path | str, *, assign: bool = False) -> None:
+    """Puts the weights of a saved model into a model of the same config.
+
+    Args:
+        model: As ``build(load_config(folder))`` makes it.
+        folder: Of the saved model.
+        assign: Make the tensors the model's own, dtype and all, rather than copy their numbers.
+
+    Raises:
+        CheckpointError: A file is missing or damaged, or does not fit the model.
+    """
+    folder = Path(folder)
+    description = read_json(folder / "config.json", newest=FORMAT)
     tensors = load_tensors(folder / "model.safetensors", sha256_expected=description.get("sha256"))
-    model = build(config)
-    load_state(model, tensors, folder, assign=True)
-    return model
+    load_state(model, tensors, folder, assign=assign)
 
 
 def load_state(

@@ -49,6 +49,7 @@ def train(
     progress: bool = True,
     monitor: Monitor | None = None,
     device: str = "cpu",
+    start: Path | str | None = None,
 ) -> Result:
     r"""Trains a model, or goes on where the same command stopped.
 
@@ -66,6 +67,8 @@ def train(
         monitor: Is called after each step and before the step is saved, so a resumed run calls it again
             for the steps that it repeats. Must not change the model.
         device: Where to train, such as ``"cuda"``.
+        start: The folder of a saved model of the same config, whose weights the run begins with; needed
+            again to resume, and drawn at random by default.
 
     Returns:
         How it ended; a finished run returns its result without training.
@@ -93,8 +96,9 @@ def train(
     """
     saving, folder = saving or Saving(), Path(folder)
     _check_vocabulary(config, corpus)
-    trainer = Trainer(config, corpus, folder, device)
-    ours = identity(config, corpus)
+    begin = None if start is None else Path(start)
+    trainer = Trainer(config, corpus, folder, device, begin)
+    ours = identity(config, corpus, begin)
     check_folder(folder, ours)
     corpus.verify()
     with Metrics(folder) as metrics, Reporter(num_steps=config.num_steps, shown=progress) as reporter:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,19 @@ from torch import Tensor, nn
 from attention_residuals.errors import CheckpointError, ConfigError
 
 __all__ = ["AdamW", "Muon", "Optimizer", "kind_of"]
+
+TABLES = {
+    "embedding",
+    "head",
+    "embed_tokens",
+    "lm_head",
+    "wte",
+    "wpe",
+    "embed_in",
+    "embed_out",
+    "word_embeddings",
+}
+"""What the tables of tokens are called, here and in Transformers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +37,7 @@ class AdamW:
         beta2: Decay of the mean of their squares, 0 to below 1.
         eps: Added to the root of that mean, > 0.
         clip_norm: Largest global gradient norm, > 0; longer gradients are scaled down. None clips nothing.
+        trains: ``"residual"`` steps the parameters of the residual rule alone, and leaves the others.
 
     Raises:
         ConfigError: A value out of range.
@@ -38,9 +52,14 @@ class AdamW:
     beta2: float = 0.95
     eps: float = 1e-8
     clip_norm: float | None = 1.0
+    trains: Literal["all", "residual"] = "all"
 
     def __post_init__(self) -> None:
         _check(self, "beta1", "beta2")
+        if self.trains not in ("all", "residual"):
+            raise ConfigError(
+                got=f"trains={self.trains!r}", expected="'all' or 'residual'", do="all is usual"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +92,7 @@ class Muon:
     beta2: float = 0.95
     eps: float = 1e-8
     clip_norm: float | None = 1.0
+    trains: ClassVar[str] = "all"
 
     def __post_init__(self) -> None:
         _check(self, "momentum", "beta1", "beta2")
@@ -90,7 +110,7 @@ def kind_of(name: str, parameter: Tensor) -> Literal["matrix", "table", "vector"
     """
     if parameter.ndim < 2 or name.startswith("residual."):
         return "vector"
-    return "table" if name.startswith(("embedding.", "head.")) or parameter.ndim > 2 else "matrix"
+    return "table" if TABLES.intersection(name.split(".")) or parameter.ndim > 2 else "matrix"
 
 
 class Optimizer:

@@ -10,7 +10,7 @@ from attention_residuals.configs import decode, encode
 from attention_residuals.data import Corpus
 from attention_residuals.durable import PARTIAL, unwritable, write_bytes
 from attention_residuals.errors import CheckpointError, ConfigError
-from attention_residuals.models.weights import read_json
+from attention_residuals.models.weights import read_json, sha256
 from attention_residuals.train.config import TRAIN_CONFIGS, TrainConfig, first_difference
 from attention_residuals.train.environment import describe
 from attention_residuals.train.metrics import Row, read_rows
@@ -55,12 +55,13 @@ def load_run(folder: Path | str) -> Run:
     return Run(folder=folder, config=config, metrics=tuple(read_rows(folder / "metrics.jsonl")))
 
 
-def identity(config: TrainConfig, corpus: Corpus) -> dict[str, Any]:
+def identity(config: TrainConfig, corpus: Corpus, start: Path | None = None) -> dict[str, Any]:
     """Returns what makes a run this run: the content of its config.json."""
     # What decides the tokens; not where the text lay when the corpus was prepared.
     tokens = {name: corpus.manifest[name] for name in ("splits", "tokenizer_sha256")}
     digest = hashlib.sha256(json.dumps(tokens, sort_keys=True).encode()).hexdigest()
-    return {"format": FORMAT, "train": encode(config), "corpus": {"sha256": digest}}
+    ours = {"format": FORMAT, "train": encode(config), "corpus": {"sha256": digest}}
+    return ours if start is None else {**ours, "start": {"sha256": sha256(start / "model.safetensors")}}
 
 
 def check_folder(folder: Path, ours: dict[str, Any]) -> None:

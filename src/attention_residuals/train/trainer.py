@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from attention_residuals.data import Batch, Batches, Corpus, bits_per_byte
 from attention_residuals.errors import NonFiniteError
-from attention_residuals.models import build
+from attention_residuals.models import LanguageModel, build
+from attention_residuals.models.weights import load_weights
 from attention_residuals.train.checkpoint import last_saved, save_checkpoint
 from attention_residuals.train.config import TrainConfig
 from attention_residuals.train.evaluation import Evaluation, evaluate, total_nats
@@ -43,12 +44,15 @@ class Trainer:
         corpus: What to learn from.
         folder: Of the run, where ``save`` writes.
         device: Where to train.
+        start: The folder of a saved model with the weights to begin with; drawn at random by default.
 
     Raises:
         DataError: There are too few tokens for one sequence.
     """
 
-    def __init__(self, config: TrainConfig, corpus: Corpus, folder: Path, device: str) -> None:
+    def __init__(
+        self, config: TrainConfig, corpus: Corpus, folder: Path, device: str, start: Path | None = None
+    ) -> None:
         self.config, self.corpus, self.folder = config, corpus, folder
         self.bytes_per_token = corpus.tokenizer.bytes_per_token
         self.batches = Batches(
@@ -61,6 +65,10 @@ class Trainer:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
             model = build(config.model, checkpoint_activations=config.checkpoint_activations)
+        if start is not None:
+            load_weights(model.float(), start)
+        if config.optimizer.trains == "residual":
+            _freeze_all_but_the_rule(model)
         self.model = model.to(device)
         self.forward: Callable[..., Tensor] = torch.compile(self.model) if config.compile else self.model
         self.optimizer = Optimizer(self.model, config.optimizer)
@@ -166,6 +174,13 @@ def backward(model: Callable[..., Tensor], batch: Batch, config: TrainConfig) ->
         (micro_nats / num_tokens).backward()
         nats += micro_nats.item()
     return nats
+
+
+def _freeze_all_but_the_rule(model: LanguageModel) -> None:
+    own = set(model.residual.parameters())
+    for parameter in model.parameters():
+        if parameter not in own:
+            parameter.requires_grad_(False)
 
 
 @contextmanager

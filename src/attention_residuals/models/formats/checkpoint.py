@@ -19,14 +19,7 @@ from torch import Tensor
 from attention_residuals.durable import PARTIAL, sync, unwritable
 from attention_residuals.errors import CheckpointError, nearest
 
-__all__ = [
-    "FLOATS",
-    "Checkpoint",
-    "StoredTensor",
-    "read_checkpoint",
-    "refuse_own_code",
-    "write_checkpoint",
-]
+__all__ = ["FLOATS", "Checkpoint", "StoredTensor", "read_checkpoint", "refuse_own_code", "write_checkpoint"]
 
 FLOATS = ("F64", "F32", "F16", "BF16")
 """The dtypes that a claimed tensor may have, as safetensors spells them."""
@@ -192,24 +185,27 @@ def write_checkpoint(folder: Path | str, *, config: Mapping[str, Any], tensors: 
     folder = Path(folder)
     taken = [path for path in (folder / CONFIG, folder / WEIGHTS, folder / INDEX) if path.exists()]
     if taken:
-        raise CheckpointError(got=f"{taken[0]} exists", expected="a folder without a model", do="name another")
+        raise CheckpointError(
+            got=f"{taken[0]} exists", expected="a folder without a model", do="name another"
+        )
     prefix = f"{PARTIAL}{secrets.token_hex(4)}-"
     partial = {name: folder / (prefix + name) for name in (WEIGHTS, CONFIG)}
     stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # Transformers reads a file only if it says that it is PyTorch's.
-        save_file(stored, partial[WEIGHTS], metadata={"format": "pt"})
-        partial[CONFIG].write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        for name, path in partial.items():
-            sync(path)
-            path.replace(folder / name)
-        sync(folder)
+        try:
+            # Transformers reads a file only if it says that it is PyTorch's.
+            save_file(stored, partial[WEIGHTS], metadata={"format": "pt"})
+            partial[CONFIG].write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+            for name, path in partial.items():
+                sync(path)
+                path.replace(folder / name)
+            sync(folder)
+        finally:
+            for path in partial.values():
+                path.unlink(missing_ok=True)
     except (OSError, SafetensorError) as error:
         raise unwritable(folder, error) from error
-    finally:
-        for path in partial.values():
-            path.unlink(missing_ok=True)
 
 
 def _sharded(folder: Path) -> dict[str, StoredTensor]:
@@ -224,10 +220,10 @@ def _sharded(folder: Path) -> dict[str, StoredTensor]:
     tensors: dict[str, StoredTensor] = {}
     for shard in sorted({_file_name(folder, file) for file in listed.values()}):
         for name, stored in _header(folder / shard).items():
-            if name in tensors or listed.get(name) != shard:
-                place = tensors[name].file.name if name in tensors else listed.get(name)
+            place = listed.get(name, "not listed")
+            if place != shard:
                 raise CheckpointError(
-                    got=f"{folder / shard} with {name}, which is {'not listed' if place is None else 'in ' + place}",
+                    got=f"{folder / shard} with {name}, whose place is {place}",
                     expected=f"every tensor once, in the file that {INDEX} says",
                     do="copy the index and its shards again from the same place",
                 )
@@ -293,15 +289,11 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _without_weights(folder: Path) -> CheckpointError:
     pickles = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES)
-    if pickles:
-        return CheckpointError(
-            got=f"{folder} with {_counted(pickles)}, and no safetensors",
-            expected=f"{WEIGHTS}, or {INDEX} with its shards",
-            do="a pickle can run any code and is never opened: ask for safetensors, or convert it "
-            "where you trust it, with Transformers' save_pretrained",
-        )
+    convert = "a pickle can run any code and is never opened: ask for safetensors, or convert it to them"
     return CheckpointError(
-        got=f"{folder} without weights", expected=f"{WEIGHTS} or {INDEX}", do="download the rest"
+        got=f"{folder} with {_counted(pickles) if pickles else 'no weights'}, and no safetensors",
+        expected=f"{WEIGHTS}, or {INDEX} with its shards",
+        do=f"{convert} where you trust it" if pickles else "download the rest",
     )
 
 

@@ -8,7 +8,8 @@ from transformers import AutoConfig, PreTrainedConfig
 from attention_residuals.configs import decode, encode
 from attention_residuals.errors import ConfigError
 from attention_residuals.models import presets
-from attention_residuals.models.config import MODEL_CONFIGS, DecoderConfig
+from attention_residuals.models.building import MODEL_CONFIGS
+from attention_residuals.models.config import DecoderConfig
 
 __all__ = ["AttnResConfig"]
 
@@ -26,7 +27,7 @@ _FIELDS = {
 """Transformers' names of what the decoder's config holds."""
 
 
-class AttnResConfig(PreTrainedConfig):
+class AttnResConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]  # its __init_subclass__
     """A ``DecoderConfig`` that Transformers can store, load and ask for sizes.
 
     The decoder's config is kept once, in ``model``; Transformers' names such as ``hidden_size`` read it.
@@ -38,6 +39,7 @@ class AttnResConfig(PreTrainedConfig):
         bos_token_id: Begins a text.
         eos_token_id: Ends a text; generation stops there.
         pad_token_id: Fills up the shorter sequences of a batch.
+        **kwargs: What every config of Transformers takes.
 
     Raises:
         ConfigError: A residual rule or field that this version does not know, or a value out of range.
@@ -51,23 +53,27 @@ class AttnResConfig(PreTrainedConfig):
     model_type = "attention_residuals"
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["cache"]
 
-    model: dict[str, Any] | None = None
-    use_cache: bool = True
-    bos_token_id: int | None = None
-    eos_token_id: int | list[int] | None = None
-    pad_token_id: int | None = None
-
-    def __post_init__(self, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        model: dict[str, Any] | None = None,
+        *,
+        use_cache: bool = True,
+        bos_token_id: int | None = None,
+        eos_token_id: int | list[int] | None = None,
+        pad_token_id: int | None = None,
+        **kwargs: Any,
+    ) -> None:
         for name in sorted(kwargs.keys() & _FIELDS.keys()):
             raise ConfigError(
                 got=f"{name}={kwargs[name]!r}",
                 expected="a DecoderConfig",
                 do=f"AttnResConfig.of(DecoderConfig({_FIELDS[name]}=..., ...))",
             )
-        if self.model is None:
-            self.model = encode(presets.scaled(2, vocab_size=257))
+        self.model = encode(presets.scaled(2, vocab_size=257)) if model is None else model
         self.model = encode(self.decoder_config)
-        super().__post_init__(**kwargs)
+        self.use_cache = use_cache
+        self.bos_token_id, self.eos_token_id, self.pad_token_id = bos_token_id, eos_token_id, pad_token_id
+        super().__init__(**kwargs)
 
     @classmethod
     def of(

@@ -1,9 +1,7 @@
 """A converted Transformers model behind this library's own interface."""
 
 import inspect
-import json
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,7 +17,7 @@ from attention_residuals.layers.residual import ResidualRule
 from attention_residuals.layers.tap import Pass, Tap
 from attention_residuals.models.converted import ConvertedConfig
 from attention_residuals.models.hf.install import depth_of, install
-from attention_residuals.models.hf.survey import embedding_of
+from attention_residuals.models.hf.saving import config_of
 from attention_residuals.models.language_model import LanguageModel, checked_positions
 
 __all__ = ["ConvertedModel"]
@@ -41,7 +39,7 @@ class ConvertedModel(LanguageModel):
     Example:
         >>> from transformers import LlamaConfig, LlamaForCausalLM
         >>> from attention_residuals.layers.residual import AttnRes
-        >>> from attention_residuals.models.hf.convert import convert
+        >>> from attention_residuals.models.hf.conversion import convert
         >>> shape = LlamaConfig(vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
         ...                     num_attention_heads=2, num_key_value_heads=1)
         >>> model = ConvertedModel(convert(LlamaForCausalLM(shape), AttnRes()))
@@ -52,17 +50,12 @@ class ConvertedModel(LanguageModel):
     def __init__(self, model: PreTrainedModel, *, checkpoint_activations: bool = False) -> None:
         super().__init__()
         depth = depth_of(model)
-        described = {name: value for name, value in model.config.to_dict().items() if name != "_name_or_path"}
-        self.config: ConvertedConfig = replace(
-            model.__dict__["conversion"],
-            transformers=json.dumps(described, sort_keys=True),
-            vocab_size=len(embedding_of(model)),
-        )
+        self.config: ConvertedConfig = config_of(model)
         self.checkpoint_activations = checkpoint_activations
         self.residual = depth.rule  # first, so that its parameters have the names that they have elsewhere
         self.transformers = model
         if checkpoint_activations:
-            model.gradient_checkpointing_enable()  # type: ignore[no-untyped-call]
+            model.activation_checkpointing_enable()  # type: ignore[no-untyped-call]
         self._accepted = inspect.signature(model.forward).parameters.keys()
         self._layer_types = set(getattr(model.config.get_text_config(), "layer_types", None) or ())
         self.train()

@@ -11,6 +11,7 @@ from attention_residuals.errors import ConfigError, ConversionError
 from attention_residuals.layers.residual import ResidualRule
 from attention_residuals.layers.tap import OUTPUT, Site
 from attention_residuals.models.converted import ConvertedConfig
+from attention_residuals.models.hf.saving import saved_as_converted
 from attention_residuals.models.hf.stream import Depth, Stream, opened_by, read_by
 from attention_residuals.models.hf.survey import embedding_of
 
@@ -45,7 +46,7 @@ def install(model: PreTrainedModel, config: ConvertedConfig) -> Callable[[], Non
     norms = [_submodule(model, name) for name in config.norms]
     first = _submodule(model, config.first_layer)
     before = [(norm, eps_name(norm), getattr(norm, eps_name(norm))) for norm in norms]
-    classes = [(module, module.__class__) for module in (*norms, first)]
+    classes = [(module, module.__class__) for module in (*norms, first, model)]
     like = embedding_of(model)
     model.attention_residuals = rule.to(device=like.device, dtype=like.dtype)
     for norm, site, eps in zip(norms, rule.sites(), config.eps, strict=True):
@@ -53,6 +54,7 @@ def install(model: PreTrainedModel, config: ConvertedConfig) -> Callable[[], Non
         read_by(norm, site)
     model.__dict__["conversion"] = config
     opened_by(first, Depth(rule))
+    saved_as_converted(model)
     hook = _submodule(model, config.decoder).register_forward_hook(_hidden_states_as_tensors)
 
     def undo() -> None:

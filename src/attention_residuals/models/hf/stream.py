@@ -57,9 +57,9 @@ class Stream:
         self.rule, self.state, self.tap = rule, state, tap
         self.shape, self.dtype, self.device = like.shape, like.dtype, like.device
         self._like = like
-        self._read: tuple[Site, Any] | None = None
+        self._read: tuple[Site | str, Any] | None = None
 
-    def read(self, site: Site, norm: Callable[[Tensor], Tensor]) -> Tensor:
+    def read(self, site: Site | str, norm: Callable[[Tensor], Tensor]) -> Tensor:
         """Returns the normalised input of a site."""
         inputs, state = self.rule.read(self.state, site, norm, self.tap)
         # Kept beside the state: a layer that is run again reads the state that it read before.
@@ -69,7 +69,7 @@ class Stream:
 
     def __add__(self, output: Tensor) -> "Stream":
         if self._read is None:
-            self._refuse("added to before it was read")
+            _refuse("a residual stream that is written to twice after one read (parallel sublayers)")
         site, state = self._read
         return Stream(self.rule, self.rule.write(state, site, output, self.tap), self._like, self.tap)
 
@@ -99,9 +99,6 @@ class Stream:
         if hasattr(Tensor, name) and not name.startswith("_"):
             _refuse(f"{name} of the residual stream")
         raise AttributeError(name)
-
-    def _refuse(self, what: str) -> NoReturn:
-        _refuse(f"a residual stream that is {what}")
 
 
 def read_by(norm: nn.Module, site: Site | str) -> None:

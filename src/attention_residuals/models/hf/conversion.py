@@ -1,6 +1,5 @@
 """Gives a pretrained Transformers model another residual rule, and proves that nothing is lost."""
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,9 +12,10 @@ from attention_residuals.errors import ConversionError
 from attention_residuals.layers.residual import ResidualConfig
 from attention_residuals.models.converted import ConvertedConfig
 from attention_residuals.models.hf.install import eps_name, install, is_converted, read_scales
+from attention_residuals.models.hf.saving import described
 from attention_residuals.models.hf.survey import embedding_of, probe_tokens, survey
 
-__all__ = ["TOLERANCE", "convert", "evaluating", "original_config"]
+__all__ = ["TOLERANCE", "convert", "original_config"]
 
 TOLERANCE = 1e-5
 """The largest relative L2 distance of logits, in float32, that a conversion may show."""
@@ -57,7 +57,7 @@ def convert(model: PreTrainedModel, residual: ResidualConfig) -> PreTrainedModel
             expected="a model with its own residual connections",
             do="load the original again and convert it once",
         )
-    with evaluating(model), _in_float32(model):
+    with _evaluating(model), _in_float32(model):
         config = original_config(model, residual)
         rule = residual.build(num_layers=config.num_layers, width=config.width)
         scaled = tuple(eps * scale**2 for eps, scale in zip(config.eps, read_scales(rule), strict=True))
@@ -77,9 +77,8 @@ def original_config(model: PreTrainedModel, residual: ResidualConfig) -> Convert
     norms = [model.get_submodule(name) for name in places.norms]
     text = model.config.get_text_config()
     longest = getattr(text, "max_position_embeddings", None)
-    described = {name: value for name, value in model.config.to_dict().items() if name != "_name_or_path"}
     return ConvertedConfig(
-        transformers=json.dumps(described, sort_keys=True),
+        transformers=described(model),
         vocab_size=len(embedding_of(model)),
         width=text.hidden_size,
         max_tokens=longest if isinstance(longest, int) else 2048,
@@ -110,7 +109,7 @@ def _require_same(before: Tensor, after: Tensor, rule: str, undo: Callable[[], N
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
+def _evaluating(model: nn.Module) -> Iterator[None]:
     """Switches dropout off for a while."""
     training = [module for module in model.modules() if module.training]
     model.eval()
