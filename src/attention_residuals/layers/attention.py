@@ -23,8 +23,8 @@ class Cache(Protocol):
         ...
 
     def extend(
-        self, layer: int, key: Float[Tensor, "B H T K"], value: Float[Tensor, "B H T K"]
-    ) -> tuple[Float[Tensor, "B H U K"], Float[Tensor, "B H U K"]]:
+        self, layer: int, key: Float[Tensor, "B H T K"], value: Float[Tensor, "B H T _"]
+    ) -> tuple[Float[Tensor, "B H U K"], Float[Tensor, "B H U _"]]:
         """Puts the newest tokens of a layer behind the kept ones and returns all ``U`` of them."""
         ...
 

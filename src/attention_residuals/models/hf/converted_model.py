@@ -160,10 +160,11 @@ class ConvertedModel(LanguageModel):
                 expected="attention layers only",
                 do="use model.transformers.generate, whose cache holds their state",
             )
-        if mask is not None and mask.ndim == 3 and self._layer_types - {"full_attention"}:
+        bound = self._layer_types - {"full_attention"} or {"position_ids"} - self._accepted
+        if mask is not None and mask.ndim == 3 and bound:
             raise ConfigError(
-                got=f"a mask of pairs for layers of {', '.join(sorted(self._layer_types))}",
-                expected="layers that all see the whole text",
+                got=f"a mask of pairs for a {type(self.transformers).__name__}",
+                expected="a model all of whose layers see the whole text, at positions that it is told",
                 do="train and evaluate with cross_documents=True, or mask whole tokens",
             )
         if tap is not None and self.checkpoint_activations and torch.is_grad_enabled():
