@@ -12,7 +12,7 @@ import pytest
 
 from attention_residuals.cli import main, names, training
 from attention_residuals.cli.names import source_of
-from attention_residuals.data import HuggingFaceDataset
+from attention_residuals.data import HuggingFaceDataset, Tokenizer
 from attention_residuals.errors import ConfigError
 from attention_residuals.inference import Engine, Piece
 from attention_residuals.layers.residual import (
@@ -261,28 +261,72 @@ def test_a_stop_string_that_never_comes_is_told(trained, capsys):
     assert "no stop string has come" in capsys.readouterr().err
 
 
-def test_ctrl_c_leaves_what_was_generated(trained, monkeypatch, capsys):
-    def interrupted(self, prompt, **options):
-        yield Piece(0, 5, 0.0, " a time", None)
+def interrupted_after(pieces):
+    def stream(self, prompt, **options):
+        yield from pieces
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Engine, "stream", interrupted)
+    return stream
+
+
+def test_ctrl_c_leaves_what_was_generated_and_what_was_held_back(trained, monkeypatch, capsys):
+    tokenizer = Tokenizer.load(trained / "run" / "tokenizer.json")
+    ids = tokenizer.encode(" a time @@").tolist()
+    texts = [" a time", *[""] * (len(ids) - 1)]  # the rest may have begun a stop string
+    pieces = [Piece(0, token, 0.0, text, None) for token, text in zip(ids, texts, strict=True)]
+    monkeypatch.setattr(Engine, "stream", interrupted_after(pieces))
     assert main(["generate", str(trained), "Once upon"]) == 130
     out, err = capsys.readouterr()
-    assert out == "Once upon a time\n"
-    assert "1 tokens, ended by interrupted" in err
+    assert out == "Once upon a time @@\n"
+    assert f"{len(ids)} tokens, ended by interrupted; the first after" in err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        ([""], 1, "which is empty"),
-        (["Once " * 2000], 1, "the model's context"),
-    ],
-)
-def test_what_cannot_be_continued_is_told(trained, capsys, arguments, code, message):
-    assert main(["generate", str(trained), *arguments]) == code
-    assert message in capsys.readouterr().err
+def test_ctrl_c_before_the_first_token_and_after_the_last(trained, monkeypatch, capsys):
+    monkeypatch.setattr(Engine, "stream", interrupted_after([]))
+    assert main(["generate", str(trained), "Once upon"]) == 130
+    assert capsys.readouterr() == ("Once upon\n", "0 tokens, ended by interrupted\n")
+    # Token 5 is a letter; here it ended a stop string, which is not shown.
+    monkeypatch.setattr(Engine, "stream", interrupted_after([Piece(0, 5, 0.0, "", "stop string")]))
+    assert main(["generate", str(trained), "Once upon"]) == 0
+    assert capsys.readouterr().out == "Once upon\n"
+
+
+def test_each_stop_string_has_its_option_and_no_place_takes_the_prompt(trained, monkeypatch, capsys):
+    given = []
+
+    def stream(self, prompt, *, stop, **options):
+        given.append((prompt, list(stop)))
+        return iter(())
+
+    monkeypatch.setattr(Engine, "stream", stream)
+    main(["generate", "--stop", "\\n", str(trained), "abc"])
+    main(["generate", str(trained), "abc", "--stop", "\\n\\t", "--stop", "END"])
+    assert given == [("abc", ["\n"]), ("abc", ["\n\t", "END"])]
+
+
+def test_a_terminal_that_lacks_a_letter_shows_a_question_mark(trained):
+    command = [sys.executable, "-m", "attention_residuals.cli", "generate", str(trained), "Once é"]
+    done = subprocess.run(
+        [*command, "--max-new-tokens", "2"],
+        env={**os.environ, "PYTHONIOENCODING": "ascii", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(b"Once ?")
+
+
+def test_an_empty_text_is_continued_as_a_new_one(trained, capsys):
+    assert main(["generate", str(trained), "", "--max-new-tokens", "3"]) == 0
+    assert "tokens, ended by" in capsys.readouterr().err
+
+
+def test_a_prompt_that_cannot_be_continued_is_told_and_not_repeated(trained, capsys):
+    assert main(["generate", str(trained), "Once " * 2000]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "the model's context" in err
 
 
 def test_a_negative_temperature_is_wrong_usage(trained, capsys):
@@ -296,7 +340,7 @@ def test_a_run_without_its_tokenizer_cannot_generate(trained, tmp_path, capsys):
     shutil.copytree(trained, tmp_path / "run")
     (tmp_path / "run" / "run" / "tokenizer.json").unlink()
     assert main(["generate", str(tmp_path / "run"), "Once"]) == 1
-    assert "tokenizer.json" in capsys.readouterr().err
+    assert "do: copy tokenizer.json from where the run was trained" in capsys.readouterr().err
 
 
 def test_every_rule_is_listed_with_formula_cost_and_cautions(capsys):
@@ -388,7 +432,7 @@ def test_the_text_of_a_file_can_be_evaluated(trained, tmp_path, capsys):
         (["train", "{new}", "--depth", "1"], 2, "depth=1"),
         (["demo", "--folder", "{new}", "--depth", "4"], 2, "depth=4"),
         (["eval", "{new}"], 1, "config.json"),
-        (["trace", "{new}", "text"], 1, "checkpoint"),
+        (["trace", "{new}", "text"], 1, "config.json"),
     ],
 )
 def test_what_cannot_be_done_is_told_with_an_exit_code(tmp_path, capsys, arguments, code, message):

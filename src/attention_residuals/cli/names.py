@@ -2,6 +2,7 @@
 
 import ast
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -16,14 +17,23 @@ from attention_residuals.data import (
 )
 from attention_residuals.errors import ConfigError, DataError, nearest
 from attention_residuals.layers.residual import RULES, AttnRes, ResidualConfig
-from attention_residuals.models import MODEL_CONFIGS
+from attention_residuals.models import MODEL_CONFIGS, LanguageModel, load_model
 from attention_residuals.models.weights import read_json
-from attention_residuals.train import TRAIN_CONFIGS, TrainConfig
+from attention_residuals.train import (
+    TRAIN_CONFIGS,
+    TrainConfig,
+    load_checkpoint_model,
+    load_run,
+    newest_checkpoint,
+)
 
 __all__ = [
+    "Opened",
     "config_of",
     "device_of",
     "encoded",
+    "model_folder_of",
+    "opened",
     "residual_of",
     "run_folder_of",
     "source_of",
@@ -144,3 +154,47 @@ def run_folder_of(folder: Path) -> Path:
 def encoded(text: str, tokenizer: Tokenizer) -> torch.Tensor:
     """Turns a text into tokens after an end of text, as documents begin in training."""
     return torch.tensor([tokenizer.end_of_text, *tokenizer.encode(text)])
+
+
+class Opened(NamedTuple):
+    """A model in a folder, whoever wrote it."""
+
+    folder: Path
+    model: LanguageModel
+    tokenizer: Tokenizer
+    training: TrainConfig | None
+    """What ``attnres train`` was started with; None for a folder that ``attnres convert`` wrote."""
+
+
+def opened(folder: Path, device: str) -> Opened:
+    """Reads the model and the tokenizer in a folder that ``attnres train`` or ``attnres convert`` wrote.
+
+    Raises:
+        CheckpointError: There is no model, or a file is damaged.
+        DataError: There is no tokenizer.
+    """
+    folder = run_folder_of(folder)
+    if (folder / "model.safetensors").exists():
+        model, training = load_model(folder), None
+    else:
+        training, model = load_run(folder).config, load_checkpoint_model(folder)
+    return Opened(folder, model.to(device), Tokenizer.load(folder / "tokenizer.json"), training)
+
+
+def model_folder_of(folder: Path) -> Path:
+    """Finds the folder that holds a model's weights: the folder itself, or a run's newest checkpoint.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    folder = run_folder_of(folder)
+    if (folder / "model.safetensors").exists():
+        return folder
+    checkpoint = newest_checkpoint(folder)
+    if checkpoint is None:
+        raise ConfigError(
+            got=f"{folder} without a model",
+            expected="a folder that attnres train or attnres convert wrote",
+            do="convert or train a model first",
+        )
+    return checkpoint

@@ -11,6 +11,8 @@ from attention_residuals.cli.names import (
     config_of,
     device_of,
     encoded,
+    model_folder_of,
+    opened,
     residual_of,
     run_folder_of,
     source_of,
@@ -21,7 +23,8 @@ from attention_residuals.demo import Demo, run_demo
 from attention_residuals.demo.demo import prepared
 from attention_residuals.demo.findings import verdict
 from attention_residuals.errors import ConfigError
-from attention_residuals.models import presets
+from attention_residuals.models import ConvertedConfig, DecoderConfig, presets
+from attention_residuals.models.weights import load_config
 from attention_residuals.train import (
     WSD,
     AdamW,
@@ -30,8 +33,6 @@ from attention_residuals.train import (
     Saving,
     TrainConfig,
     evaluate,
-    load_checkpoint_model,
-    load_run,
     train,
 )
 
@@ -62,6 +63,8 @@ class TrainOptions:
         seed: Of the weights and the order of the data.
         compile: Compile the model; worth it for long runs.
         checkpoint_activations: Keep less for backward and compute it again.
+        trains: residual trains what the residual rule learns, and leaves the rest as it starts; with adamw.
+        cross_documents: Let tokens attend to the documents before theirs in the same sequence.
     """
 
     depth: int = 8
@@ -81,21 +84,27 @@ class TrainOptions:
     seed: int = 0
     compile: bool = False
     checkpoint_activations: bool = False
+    trains: Literal["all", "residual"] = "all"
+    cross_documents: bool = False
 
-    def train_config(self, vocab_size: int) -> TrainConfig:
-        """Makes the config of the run, for a tokenizer of that size."""
+    def model_config(self, vocab_size: int) -> DecoderConfig:
+        """Makes the config of a new model, for a tokenizer of that size."""
         model = presets.scaled(self.depth, vocab_size=vocab_size, max_tokens=max(1024, self.sequence_length))
+        return replace(model, residual=residual_of(self.residual, model.residual))
+
+    def train_config(self, model: DecoderConfig | ConvertedConfig) -> TrainConfig:
+        """Makes the config of the run."""
         warmup = self.num_steps // 20
         schedules: dict[str, Cosine | WSD] = {
             "cosine": Cosine(warmup_steps=warmup),
             "wsd": WSD(warmup_steps=warmup, decay_steps=self.num_steps // 5),
         }
         optimizers: dict[str, AdamW | Muon] = {
-            "adamw": AdamW(learning_rate=self.learning_rate),
+            "adamw": AdamW(learning_rate=self.learning_rate, trains=self.trains),
             "muon": Muon(learning_rate=self.learning_rate),
         }
         return TrainConfig(
-            model=replace(model, residual=residual_of(self.residual, model.residual)),
+            model=model,
             optimizer=optimizers[self.optimizer],
             schedule=schedules[self.schedule],
             num_steps=self.num_steps,
@@ -105,6 +114,7 @@ class TrainOptions:
             seed=self.seed,
             precision=self.precision,
             compile=self.compile,
+            cross_documents=self.cross_documents,
             checkpoint_activations=self.checkpoint_activations,
         )
 
@@ -114,6 +124,7 @@ def train_command(
     folder: Positional[Path],
     options: Annotated[TrainOptions, arg(name="")] = TrainOptions(),
     config: Path | None = None,
+    start: Path | None = None,
     device: Device = "auto",
     saving: Saving = Saving(),  # noqa: B008
 ) -> int:
@@ -127,18 +138,26 @@ def train_command(
       attnres train runs/full --residual full --source shakespeare --num-steps 500
       attnres train runs/mine --source notes.txt
       attnres train runs/again --config runs/block
+      attnres train runs/tuned --start converted --learning-rate 1e-3 --trains residual
 
     Args:
         folder: Output folder: a new one, or that of the run to resume.
         options: What to train.
         config: The folder or config.json of a run whose model and training to repeat; of the options,
             only those about the text go with it.
+        start: A folder that attnres convert or attnres train wrote: its model, weights and tokenizer are
+            what the run begins with.
         device: auto is cuda where there is one.
         saving: When to save, evaluate and log.
     """
     about_text = ("source", "separator", "valid_fraction", "vocab_size")
-    if config is None:
-        options.train_config(options.vocab_size)  # impossible options are told before the text is prepared
+    begin = None if start is None else model_folder_of(start)
+    if start is not None:
+        require_unset(options, "depth", "residual", "vocab_size")
+    if config is None:  # impossible options are told before the text is prepared
+        options.train_config(
+            options.model_config(options.vocab_size) if begin is None else load_config(begin)
+        )
     elif options != replace(TrainOptions(), **{name: getattr(options, name) for name in about_text}):
         raise ConfigError(
             got="--config together with options that it holds",
@@ -149,49 +168,77 @@ def train_command(
     corpus = prepared(
         source_of(options.source, options.separator),
         folder / "corpus",
-        vocab_size=options.vocab_size,
+        vocab_size=options.vocab_size if start is None else None,
+        tokenizer=None if start is None else Tokenizer.load(run_folder_of(start) / "tokenizer.json"),
         valid_fraction=options.valid_fraction,
         started=(folder / "run" / "config.json").exists(),
     )
-    train_config = options.train_config(corpus.vocab_size) if given is None else given
+    if given is None:
+        given = options.train_config(
+            options.model_config(corpus.vocab_size) if begin is None else load_config(begin)
+        )
     where = device_of(device)
-    result = train(train_config, corpus, folder / "run", saving=saving, device=where)
+    result = train(given, corpus, folder / "run", saving=saving, device=where, start=begin)
     if result.interrupted:
         return INTERRUPTED
     print(f"{result.step} steps done")
     return eval_command(folder, device=device)
 
 
+def require_unset(options: TrainOptions, *names: str) -> None:
+    """Refuses options that a model to start from decides.
+
+    Raises:
+        ConfigError: One of them was given.
+    """
+    given = [name for name in names if getattr(options, name) != getattr(TrainOptions(), name)]
+    if given:
+        raise ConfigError(
+            got=f"--{given[0].replace('_', '-')} together with --start",
+            expected="one of them: the model to start from has its own",
+            do="leave it out, or train a new model",
+        )
+
+
 @app.command(name="eval")
 def eval_command(
-    folder: Positional[Path], text: Path | None = None, batch_size: int = 16, device: Device = "auto"
+    folder: Positional[Path],
+    text: Path | None = None,
+    sequence_length: int | None = None,
+    batch_size: int = 16,
+    device: Device = "auto",
 ) -> int:
-    """Measure a trained model in nats per token and bits per byte.
+    """Measure a model in nats per token and bits per byte.
 
     For example:
       attnres eval runs/block
       attnres eval runs/block --text README.md
+      attnres eval converted --text README.md --sequence-length 512
 
     Args:
-        folder: A folder written by attnres train.
+        folder: A folder written by attnres train or attnres convert.
         text: A UTF-8 text file to measure on; by default the whole validation split of the corpus.
+        sequence_length: Tokens per window; by default as in training, or 512.
         batch_size: Sequences at once.
         device: auto is cuda where there is one.
     """
-    run_folder = run_folder_of(folder)
-    run, model = load_run(run_folder), load_checkpoint_model(run_folder).to(device_of(device))
-    tokenizer = Tokenizer.load(run_folder / "tokenizer.json")
+    run_folder, model, tokenizer, training = opened(folder, device_of(device))
+    if text is None and training is None:
+        raise ConfigError(
+            got=f"{folder}, which no corpus belongs to", expected="a text", do="pass --text and a text file"
+        )
     if text is None:
         tokens, what = Corpus.load(run_folder.parent / "corpus").valid, "the validation split"
     else:
         tokens, what = encoded(text_of(text), tokenizer).numpy(), str(text)
+    usual = min(512, model.config.max_tokens) if training is None else training.sequence_length
     found = evaluate(
         model,
         tokens,
         bytes_per_token=tokenizer.bytes_per_token,
-        sequence_length=run.config.sequence_length,
+        sequence_length=usual if sequence_length is None else sequence_length,
         batch_size=batch_size,
-        cross_documents=run.config.cross_documents,
+        cross_documents=training is None or training.cross_documents,
     )
     print(
         f"{found.loss:.4f} nats per token, {found.bits_per_byte:.4f} bits per byte "

@@ -8,15 +8,13 @@ from rich.console import Console
 from tyro.conf import Positional
 
 from attention_residuals.cli.app import Device, app
-from attention_residuals.cli.names import device_of, encoded, run_folder_of
-from attention_residuals.data import Tokenizer
+from attention_residuals.cli.names import device_of, encoded, opened
 from attention_residuals.errors import ConfigError
 from attention_residuals.layers.residual import RULES, ResidualConfig
 from attention_residuals.ops import BACKENDS
 from attention_residuals.plots import mixing_map, routing_map, save, token_map
 from attention_residuals.stats import average_routing, mixing_matrix
 from attention_residuals.trace import Trace, record, routing_table, rule_facts
-from attention_residuals.train import load_checkpoint_model
 
 __all__ = ["backends_command", "pictures", "rule_lines", "rules_command", "trace_command"]
 
@@ -38,7 +36,7 @@ def trace_command(
       attnres trace runs/block "def add(a, b):" --token -1 --out runs/trace
 
     Args:
-        folder: A folder written by attnres train.
+        folder: A folder written by attnres train or attnres convert.
         text: What the model reads, after the mark that ends the text before.
         out: A new folder for trace.json, trace.safetensors, mixing.png and, where weights are shares,
             routing.png and tokens.png.
@@ -46,11 +44,9 @@ def trace_command(
             default the mean over the tokens of the text.
         device: auto is cuda where there is one.
     """
-    run_folder = run_folder_of(folder)
     if out is not None and out.exists():
         raise ConfigError(got=f"--out {out}, which exists", expected="a new folder", do="name another")
-    model = load_checkpoint_model(run_folder).to(device_of(device))
-    tokenizer = Tokenizer.load(run_folder / "tokenizer.json")
+    _, model, tokenizer, _ = opened(folder, device_of(device))
     tokens = encoded(text, tokenizer)
     if len(tokens) == 1:
         raise ConfigError(got="an empty text", expected="at least one character", do="pass a text to read")

@@ -5,7 +5,15 @@ import sys
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from pathlib import Path
 
-from attention_residuals.data import Corpus, StandardLibrary, TextFiles, TextSource, prepare
+from attention_residuals.data import (
+    Corpus,
+    StandardLibrary,
+    TextFiles,
+    TextSource,
+    Tokenizer,
+    corpus_options,
+    prepare,
+)
 from attention_residuals.demo.findings import Findings, measure
 from attention_residuals.demo.report import write_demo_report
 from attention_residuals.durable import write_bytes
@@ -73,17 +81,23 @@ class Demo:
 
 
 def prepared(
-    source: TextSource, folder: Path, *, vocab_size: int, started: bool, valid_fraction: float = 0.05
+    source: TextSource,
+    folder: Path,
+    *,
+    vocab_size: int | None,
+    started: bool,
+    valid_fraction: float = 0.05,
+    tokenizer: Tokenizer | None = None,
 ) -> Corpus:
     """Prepares a corpus, or opens that of a run that has started, whose text may be gone or changed by now.
 
     Raises:
         ConfigError: The run has started with another source or other options, or would write into its text.
     """
-    options = {"vocab_size": vocab_size, "valid_fraction": valid_fraction}
-    here = {"source": asdict(source) if is_dataclass(source) else {}, "options": options}
     if started and (folder / "manifest.json").exists():
         corpus = Corpus.load(folder)
+        options = corpus_options(vocab_size, valid_fraction, tokenizer)
+        here = {"source": asdict(source) if is_dataclass(source) else {}, "options": options}
         there = {"source": corpus.manifest["source"]["config"], "options": corpus.manifest["options"]}
         if there != here:
             raise ConfigError(
@@ -97,7 +111,7 @@ def prepared(
             do="name a folder outside, or one whose name begins with a dot: those are not read",
         )
     print(f"preparing the text in {folder}", file=sys.stderr)
-    return prepare(source, folder, **options)  # type: ignore[arg-type]
+    return prepare(source, folder, vocab_size=vocab_size, valid_fraction=valid_fraction, tokenizer=tokenizer)
 
 
 def run_demo(

@@ -1,6 +1,6 @@
 """Training: one loop that can be killed at any moment and goes on to the same bits."""
 
-from attention_residuals.train.checkpoint import load_checkpoint_model
+from attention_residuals.train.checkpoint import load_checkpoint_model, newest_checkpoint
 from attention_residuals.train.config import TRAIN_CONFIGS, Saving, TrainConfig
 from attention_residuals.train.evaluation import Evaluation, evaluate
 from attention_residuals.train.loop import Monitor, Result, train
@@ -23,5 +23,6 @@ __all__ = [
     "evaluate",
     "load_checkpoint_model",
     "load_run",
+    "newest_checkpoint",
     "train",
 ]
