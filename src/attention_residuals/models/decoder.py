@@ -115,8 +115,8 @@ class Decoder(LanguageModel):
         inputs, _ = rule.read(state, OUTPUT, self.norm, tap)
         if cache is not None:
             cache.advance(tokens.shape[1])
-        weight = self.embedding.weight if self.head is None else self.head.weight
-        return F.linear(inputs[0] if num_logits is None else inputs[0][:, -num_logits:], weight)
+        output = inputs[0] if num_logits is None else inputs[0][:, -num_logits:]
+        return F.linear(output, self.embedding.weight) if self.head is None else self.head(output)
 
     def _run_layer(
         self,

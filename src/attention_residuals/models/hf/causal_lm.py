@@ -4,19 +4,17 @@ import os
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Int
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, DynamicCache, GenerationMixin, PreTrainedModel
-from transformers.cache_utils import Cache as TransformersCache
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import Cache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from attention_residuals.errors import CheckpointError, ConfigError, ShapeError
-from attention_residuals.layers.tap import OUTPUT, Chain, Pass, Read, Tap, Write
+from attention_residuals.errors import CheckpointError, ConfigError
+from attention_residuals.layers.tap import Tap
 from attention_residuals.models.decoder import Decoder
 from attention_residuals.models.hf.configuration import AttnResConfig
-from attention_residuals.ops import weighted_sum
+from attention_residuals.models.hf.translation import KeptTokens, MixedStates, joined, mask_and_positions
 
 __all__ = ["AttnResForCausalLM"]
 
@@ -126,7 +124,7 @@ class AttnResForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no-u
         input_ids: Int[Tensor, "B T"] | None = None,
         attention_mask: Tensor | None = None,
         position_ids: Int[Tensor, "_ T"] | None = None,
-        cache: TransformersCache | None = None,
+        cache: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Int[Tensor, "B T"] | None = None,
         use_cache: bool | None = None,
@@ -153,7 +151,7 @@ class AttnResForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no-u
             num_items_in_batch: Divide the sum of losses by this rather than by the number of labels.
             output_attentions: Refused.
             output_hidden_states: Return L + 1 states: what each layer's attention reads, mixed and before
-                its norm (the embedding at the first), and last what the head reads.
+                its norm (with attention residuals the first is the embedding), and last what the head reads.
             return_dict: A ``CausalLMOutputWithPast`` rather than a tuple.
             tap: Sees and may change every depth read and every write.
 
@@ -167,19 +165,19 @@ class AttnResForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no-u
             use_cache = self.config.use_cache and not self.training
         if cache is None and use_cache:
             cache = DynamicCache(config=self.config)
-        kept = None if cache is None else _Kept(cache)
-        mask, positions = _mask_and_positions(
+        kept = None if cache is None else KeptTokens(cache)
+        mask, positions = mask_and_positions(
             input_ids, attention_mask, position_ids, 0 if kept is None else kept.num_tokens
         )
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
-        states = _MixedStates(self.decoder.norm) if output_hidden_states else None
+        states = MixedStates(self.decoder.norm, self.dtype) if output_hidden_states else None
         logits = self.decoder(
             input_ids,
             positions=positions,
             mask=mask,
             cache=kept,
-            tap=_joined(tap, states),
+            tap=joined(tap, states),
             num_logits=None if isinstance(logits_to_keep, Tensor) else logits_to_keep or None,
         )
         if isinstance(logits_to_keep, Tensor):
@@ -299,91 +297,14 @@ class AttnResForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no-u
             )
 
 
-class _Kept:
-    """Transformers' cache behind the interface of ours."""
-
-    def __init__(self, cache: TransformersCache) -> None:
-        if not all(isinstance(layer, DynamicLayer) and not layer.is_sliding for layer in cache.layers):
-            raise ConfigError(
-                got=f"a {type(cache).__name__} of {type(cache.layers[0]).__name__}",
-                expected="a cache that grows with the text and keeps all of it",
-                do="pass a DynamicCache, or leave cache and cache_implementation out",
-            )
-        self.cache, self.num_tokens = cache, cache.get_seq_length()
-
-    def extend(
-        self, layer: int, key: Float[Tensor, "B H T K"], value: Float[Tensor, "B H T K"]
-    ) -> tuple[Float[Tensor, "B H U K"], Float[Tensor, "B H U K"]]:
-        """Puts the newest tokens of a layer behind the kept ones."""
-        return self.cache.update(key, value, layer)
-
-    def advance(self, num_tokens: int) -> None:
-        """Counts the newest tokens."""
-        self.num_tokens += num_tokens
-
-
-class _MixedStates:
-    """A tap that keeps what each layer's attention reads, and what the head reads."""
-
-    def __init__(self, norm: nn.Module) -> None:
-        self.norm = norm
-        self.found: list[Tensor] = []
-
-    def begin(self, run: Pass) -> None:
-        """Does nothing."""
-
-    def read(self, read: Read) -> Read:
-        """Keeps the mix of the first read at an attention, and that of the output."""
-        if (read.site.kind == "attention" and len(self.found) == read.site.layer) or read.site == OUTPUT:
-            mix = weighted_sum(read.weights, read.values)
-            self.found.append(self.norm(mix) if read.site == OUTPUT else mix)
-        return read
-
-    def write(self, write: Write) -> Write:
-        """Keeps nothing."""
-        return write
-
-
 def _freeze_like_new(model: AttnResForCausalLM) -> None:
     """Loading makes every parameter trainable, also those that have no effect and are not to be trained."""
     with torch.device("meta"):
         new = Decoder(model.config.decoder_config)
-    loaded = dict(model.decoder.named_parameters())
-    for name, parameter in new.named_parameters():
-        if not parameter.requires_grad:
-            loaded[name].requires_grad_(False)
-
-
-def _joined(tap: Tap | None, last: Tap | None) -> Tap | None:
-    return Chain(tap, last) if tap is not None and last is not None else tap or last
-
-
-def _mask_and_positions(
-    input_ids: Int[Tensor, "B T"],
-    attention_mask: Tensor | None,
-    position_ids: Int[Tensor, "_ T"] | None,
-    num_cached: int,
-) -> tuple[Bool[Tensor, "B U"] | Bool[Tensor, "B T T"] | None, Int[Tensor, "B T"] | None]:
-    """Says which tokens are real and where they stand; None is what the decoder takes by default."""
-    positions = None if position_ids is None else position_ids.expand_as(input_ids)
-    if attention_mask is None:
-        if positions is None or num_cached:
-            return None, positions
-        begins = F.pad(positions.diff(dim=1) != 1, (1, 0))
-        text = begins.cumsum(1)
-        return (text[:, :, None] == text[:, None, :] if begins.any() else None), positions
-    shape = [len(input_ids), num_cached + input_ids.shape[1]]
-    if list(attention_mask.shape) != shape or attention_mask.is_floating_point():
-        raise ShapeError(
-            got=f"an attention_mask {attention_mask.dtype}{list(attention_mask.shape)}",
-            expected=f"integers or booleans of shape {shape}, the cached tokens counted too",
-            do="pass what a tokenizer gives: 1 for real tokens, 0 for padding; causality is added",
-        )
-    mask = attention_mask.bool()
-    if mask.all():
-        return None, positions
-    counted = (mask.cumsum(1) - 1).clamp(min=0)[:, -input_ids.shape[1] :]
-    return mask, counted if positions is None else positions
+    frozen = {name for name, parameter in new.named_parameters() if not parameter.requires_grad}
+    for name, parameter in model.decoder.named_parameters():
+        if name in frozen:
+            parameter.requires_grad_(False)
 
 
 AutoModelForCausalLM.register(AttnResConfig, AttnResForCausalLM)

@@ -55,7 +55,7 @@ class ConvertedModel(LanguageModel):
         self.residual = depth.rule  # first, so that its parameters have the names that they have elsewhere
         self.transformers = model
         if checkpoint_activations:
-            model.activation_checkpointing_enable()  # type: ignore[no-untyped-call]
+            model.activation_checkpointing_enable()
         self._accepted = inspect.signature(model.forward).parameters.keys()
         self._layer_types = set(getattr(model.config.get_text_config(), "layer_types", None) or ())
         self.train()
