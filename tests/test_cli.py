@@ -2,11 +2,13 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -261,6 +263,14 @@ def test_a_stop_string_that_never_comes_is_told(trained, capsys):
     assert "no stop string has come" in capsys.readouterr().err
 
 
+def test_a_run_goes_into_an_engine_as_the_document_says(trained, capsys):
+    document = (Path(__file__).parent.parent / "docs" / "inference.md").read_text()
+    (code,) = re.findall(r"```py\n(.*?)```", document, re.DOTALL)
+    assert code.count("runs/block") == 2
+    exec(compile(code.replace("runs/block", str(trained)), "inference.md", "exec"), {})
+    assert capsys.readouterr().out
+
+
 def interrupted_after(pieces):
     def stream(self, prompt, **options):
         yield from pieces
@@ -340,7 +350,7 @@ def test_a_run_without_its_tokenizer_cannot_generate(trained, tmp_path, capsys):
     shutil.copytree(trained, tmp_path / "run")
     (tmp_path / "run" / "run" / "tokenizer.json").unlink()
     assert main(["generate", str(tmp_path / "run"), "Once"]) == 1
-    assert "do: copy tokenizer.json from where the run was trained" in capsys.readouterr().err
+    assert "do: copy tokenizer.json from where the model was trained" in capsys.readouterr().err
 
 
 def test_every_rule_is_listed_with_formula_cost_and_cautions(capsys):

@@ -21,7 +21,7 @@ def encode(config: Any) -> Any:
     if is_dataclass(config) and not isinstance(config, type):
         values = {field.name: encode(getattr(config, field.name)) for field in fields(config)}
         return {"type": type(config).__name__, **values}
-    return config
+    return [encode(item) for item in config] if isinstance(config, tuple) else config
 
 
 def decode(data: Any, known: Mapping[str, type]) -> Any:

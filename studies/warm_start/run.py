@@ -23,7 +23,7 @@ ARMS = {
 }
 """The residual rule of each arm, and what steps it."""
 
-LENGTH, NUM_WINDOWS = 192, 64
+LENGTH, NUM_WINDOWS = 128, 48
 
 
 def start_of(rule: str, folder: Path) -> Path:

@@ -11,7 +11,7 @@ import tokenizers
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from attention_residuals.data import Tokenizer, bits_per_byte, tokenizer
+from attention_residuals.data import Tokenizer, bits_per_byte, byte_level
 from attention_residuals.errors import ConfigError, DataError
 
 TEXTS = [
@@ -68,18 +68,18 @@ line = st.text(st.sampled_from("ab\n\n\n\n \t'sé\u2028\x1c\r.1"), max_size=40)
 def test_cutting_long_texts_changes_no_token(text, size, at_once):
     whole, merges = TRAINED.encode(text), Tokenizer.train([text], 270).merges
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tokenizer, "_PIECE_CHARACTERS", size)
-        patch.setattr(tokenizer, "_PIECES_AT_ONCE", at_once)
+        patch.setattr(byte_level, "_PIECE_CHARACTERS", size)
+        patch.setattr(byte_level, "_PIECES_AT_ONCE", at_once)
         assert TRAINED.encode(text).tolist() == whole.tolist()
         assert Tokenizer.train([text], 270).merges == merges
 
 
 def test_long_texts_are_cut_into_pieces(monkeypatch):
-    monkeypatch.setattr(tokenizer, "_PIECE_CHARACTERS", 100)
-    pieces = list(tokenizer._cut("a line of text\n" * 100))
+    monkeypatch.setattr(byte_level, "_PIECE_CHARACTERS", 100)
+    pieces = list(byte_level.cut("a line of text\n" * 100))
     assert "".join(pieces) == "a line of text\n" * 100
     assert max(map(len, pieces)) < 120
-    assert list(tokenizer._cut("x" * 1000)) == ["x" * 1000]
+    assert list(byte_level.cut("x" * 1000)) == ["x" * 1000]
 
 
 def test_merges_are_the_library_s_own_with_the_same_ids():

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from tyro.conf import Positional
 
 from attention_residuals.cli.app import app
@@ -92,7 +93,7 @@ def _loaded(source: Path) -> tuple[Any, Any]:
     try:
         tokenizer = AutoTokenizer.from_pretrained(**place, **options)
         return AutoModelForCausalLM.from_pretrained(**place, **options, **weights), tokenizer
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise CheckpointError(
             got=f"{source}: {str(error).strip().splitlines()[0]}",
             expected="a causal language model as safetensors or GGUF, with its tokenizer, and no code of its own",

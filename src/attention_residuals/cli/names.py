@@ -178,7 +178,14 @@ def opened(folder: Path, device: str) -> Opened:
         model, training = load_model(folder), None
     else:
         training, model = load_run(folder).config, load_checkpoint_model(folder)
-    return Opened(folder, model.to(device), Tokenizer.load(folder / "tokenizer.json"), training)
+    tokenizer = folder / "tokenizer.json"
+    if not tokenizer.is_file():
+        raise DataError(
+            got=f"{folder} without tokenizer.json",
+            expected="the folder of a model, with the tokenizer that it was trained with",
+            do="copy tokenizer.json from where the model was trained or converted",
+        )
+    return Opened(folder, model.to(device), Tokenizer.load(tokenizer), training)
 
 
 def model_folder_of(folder: Path) -> Path:

@@ -239,6 +239,7 @@ def eval_command(
         sequence_length=usual if sequence_length is None else sequence_length,
         batch_size=batch_size,
         cross_documents=training is None or training.cross_documents,
+        end_of_text=tokenizer.end_of_text,
     )
     print(
         f"{found.loss:.4f} nats per token, {found.bits_per_byte:.4f} bits per byte "

@@ -18,7 +18,7 @@ Example:
 
 from attention_residuals.data.batches import Batch, Batches, sequential
 from attention_residuals.data.corpus import Corpus
-from attention_residuals.data.preparation import prepare
+from attention_residuals.data.preparation import corpus_options, prepare
 from attention_residuals.data.sources import (
     SOURCES,
     Document,
@@ -43,6 +43,7 @@ __all__ = [
     "TextSource",
     "Tokenizer",
     "bits_per_byte",
+    "corpus_options",
     "prepare",
     "sequential",
 ]

@@ -18,7 +18,8 @@ __all__ = ["Batch", "Batches", "sequential"]
 class Batch(NamedTuple):
     """Tokens, the token that follows each, and the number of the document that each belongs to.
 
-    Documents are numbered inside a sequence: equal numbers, same document. A document starts with token 0.
+    Documents are numbered inside a sequence: equal numbers, same document. A document starts with the token that ends
+    the text before it.
 
     Example:
         >>> batch = next(sequential(np.array([0, 5, 6, 0, 7]), sequence_length=4, batch_size=1))
@@ -45,6 +46,7 @@ class Batches:
             batch that ``at`` returns: the order then stays the same for every such split.
         seed: >= 0.
         device: Where the batches go; default the CPU.
+        end_of_text: The token that starts a document: ``corpus.tokenizer.end_of_text``, 0 in ours.
 
     Raises:
         ConfigError: A number is out of range.
@@ -66,12 +68,13 @@ class Batches:
         batch_size: int,
         seed: int,
         device: torch.device | str | None = None,
+        end_of_text: int = Tokenizer.end_of_text,
     ) -> None:
         _check_at_least(1, sequence_length=sequence_length, batch_size=batch_size)
         _check_at_least(0, seed=seed)
         _check_tokens(tokens, sequence_length + 1)
         self.tokens, self.sequence_length, self.batch_size = tokens, sequence_length, batch_size
-        self.seed, self.device = seed, device
+        self.seed, self.device, self.end_of_text = seed, device, end_of_text
         self.num_windows = (len(tokens) - 1) // sequence_length
         self._epoch, self._windows = -1, np.empty(0, dtype=np.int64)
 
@@ -92,7 +95,7 @@ class Batches:
         starts = [
             self._window(*divmod(example, self.num_windows)) * self.sequence_length for example in examples
         ]
-        return _batch(self.tokens, starts, self.sequence_length, self.device)
+        return _batch(self.tokens, starts, self.sequence_length, self.device, self.end_of_text)
 
     def _window(self, epoch: int, place: int) -> int:
         """The window that this epoch visits at this place; only the current epoch's order is kept."""
@@ -109,6 +112,7 @@ def sequential(
     sequence_length: int,
     batch_size: int,
     device: torch.device | str | None = None,
+    end_of_text: int = Tokenizer.end_of_text,
 ) -> Iterator[Batch]:
     """Gives batches for evaluation: in order, every token after the first predicted exactly once.
 
@@ -119,6 +123,7 @@ def sequential(
         sequence_length: Tokens per sequence, >= 1.
         batch_size: Sequences per batch, >= 1.
         device: Where the batches go; default the CPU.
+        end_of_text: The token that starts a document: ``corpus.tokenizer.end_of_text``, 0 in ours.
 
     Returns:
         An iterator over the batches.
@@ -133,27 +138,35 @@ def sequential(
     """
     _check_at_least(1, sequence_length=sequence_length, batch_size=batch_size)
     _check_tokens(tokens, 2)
-    return _in_order(tokens, sequence_length, batch_size, device)
+    return _in_order(tokens, sequence_length, batch_size, device, end_of_text)
 
 
 def _in_order(
-    tokens: npt.NDArray[Any], sequence_length: int, batch_size: int, device: torch.device | str | None
+    tokens: npt.NDArray[Any],
+    sequence_length: int,
+    batch_size: int,
+    device: torch.device | str | None,
+    end_of_text: int,
 ) -> Iterator[Batch]:
     num_windows, left_over = divmod(len(tokens) - 1, sequence_length)
     for first in range(0, num_windows, batch_size):
-        windows = range(first, min(first + batch_size, num_windows))
-        yield _batch(tokens, [window * sequence_length for window in windows], sequence_length, device)
+        starts = [n * sequence_length for n in range(first, min(first + batch_size, num_windows))]
+        yield _batch(tokens, starts, sequence_length, device, end_of_text)
     if left_over:
-        yield _batch(tokens, [num_windows * sequence_length], left_over, device)
+        yield _batch(tokens, [num_windows * sequence_length], left_over, device, end_of_text)
 
 
 def _batch(
-    tokens: npt.NDArray[Any], starts: Sequence[int], length: int, device: torch.device | str | None
+    tokens: npt.NDArray[Any],
+    starts: Sequence[int],
+    length: int,
+    device: torch.device | str | None,
+    end_of_text: int,
 ) -> Batch:
     windows = np.stack([tokens[start : start + length + 1] for start in starts]).astype(np.int64)
     window_BT = torch.from_numpy(windows).to(device)
     token_BT = window_BT[:, :-1]
-    documents_BT = (token_BT == Tokenizer.end_of_text).cumsum(dim=1)
+    documents_BT = (token_BT == end_of_text).cumsum(dim=1)
     return Batch(token_BT.contiguous(), window_BT[:, 1:].contiguous(), documents_BT)
 
 

@@ -32,7 +32,7 @@ class Corpus:
         folder: Where it lies.
         manifest: What ``manifest.json`` says: source, licence, options, documents, counts, hashes.
         tokenizer: What turned its texts into tokens.
-        train: Training tokens in a row, on disk, read-only; each document starts with token 0.
+        train: Training tokens in a row, on disk, read-only; each document starts with the tokenizer's end of text.
         valid: Validation tokens, likewise.
 
     Example:

@@ -18,7 +18,7 @@ from attention_residuals.data.tokenizer import Tokenizer
 from attention_residuals.durable import advice
 from attention_residuals.errors import ConfigError, DataError
 
-__all__ = ["prepare"]
+__all__ = ["corpus_options", "prepare"]
 
 Records = list[dict[str, Any]]
 Texts = dict[str, list[str]]
@@ -66,7 +66,7 @@ def prepare(
         {'train': 191, 'valid': 9}
     """
     folder = Path(folder).absolute()
-    options = _options(vocab_size, valid_fraction, tokenizer)
+    options = corpus_options(vocab_size, valid_fraction, tokenizer)
     records, texts, num_empty = _read(source, valid_fraction)
     if _is_free(folder):
         tokenizer = tokenizer or Tokenizer.train(texts["train"], options["vocab_size"])
@@ -85,7 +85,14 @@ def prepare(
     return corpus
 
 
-def _options(vocab_size: int | None, valid_fraction: float, tokenizer: Tokenizer | None) -> dict[str, Any]:
+def corpus_options(
+    vocab_size: int | None, valid_fraction: float, tokenizer: Tokenizer | None
+) -> dict[str, Any]:
+    """Returns what a corpus remembers of how it was prepared; see ``prepare``.
+
+    Raises:
+        ConfigError: An option is out of range, or two contradict each other.
+    """
     if not 0 < valid_fraction < 1:
         raise ConfigError(
             got=f"valid_fraction={valid_fraction}", expected="0 < valid_fraction < 1", do="pass 0.05"
@@ -98,7 +105,7 @@ def _options(vocab_size: int | None, valid_fraction: float, tokenizer: Tokenizer
             expected="one of them: a tokenizer brings its own vocabulary",
             do="leave out vocab_size, or leave out the tokenizer to have one trained",
         )
-    return {"tokenizer": sha256(json.dumps(tokenizer.merges).encode()), "valid_fraction": valid_fraction}
+    return {"tokenizer": sha256(tokenizer.definition.encode()), "valid_fraction": valid_fraction}
 
 
 def _read(source: TextSource, valid_fraction: float) -> tuple[Records, Texts, int]:
@@ -207,7 +214,7 @@ def _write_tokens(path: Path, texts: list[str], tokenizer: Tokenizer, dtype: str
         nonlocal num_tokens
         for first in range(0, len(texts), _ENCODED_AT_ONCE):
             for ids in tokenizer.encode_batch(texts[first : first + _ENCODED_AT_ONCE]):
-                chunk = np.insert(ids, 0, Tokenizer.end_of_text).astype(dtype).tobytes()
+                chunk = np.insert(ids, 0, tokenizer.end_of_text).astype(dtype).tobytes()
                 num_tokens += len(ids) + 1
                 digest.update(chunk)
                 yield chunk

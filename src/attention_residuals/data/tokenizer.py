@@ -3,50 +3,43 @@
 import json
 import math
 import operator
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, SupportsIndex
+from typing import Any, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
 import tokenizers
 
+from attention_residuals.data.byte_level import (
+    END_OF_TEXT,
+    LETTERS,
+    cut,
+    not_unicode,
+    ours,
+    portions,
+    readable,
+    vocabulary,
+)
+from attention_residuals.data.tokenizer_file import TOLD, end_of_text_in, meaning_of, read, steps_of
 from attention_residuals.errors import ConfigError, DataError
 
 __all__ = ["Tokenizer", "bits_per_byte"]
 
-_END_OF_TEXT = "<|endoftext|>"
-
-# The tokenizers package needs over 100 bytes per character while it encodes, so long texts go in pieces.
-_PIECE_CHARACTERS, _PIECES_AT_ONCE = 2**15, 64
-_BEFORE_LINE_END = re.compile(r"(?<=[!-~])(?=\n)")
-
-
-def _letters() -> dict[str, int]:
-    """The visible letter that byte-level BPE writes for each byte, as letter -> byte, in order of letters."""
-    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = [byte for byte in range(256) if byte not in visible]
-    letters = {chr(byte): byte for byte in visible}
-    return letters | {chr(256 + number): byte for number, byte in enumerate(hidden)}
-
-
-_BYTE_OF_LETTER = _letters()
-
-
-def _vocabulary(merges: Iterable[tuple[str, str]]) -> dict[str, int]:
-    """Id 0 ends a text, then come the 256 bytes, then each merge's result in order."""
-    vocabulary = {_END_OF_TEXT: 0}
-    for piece in [*_BYTE_OF_LETTER, *(left + right for left, right in merges)]:
-        vocabulary.setdefault(piece, len(vocabulary))
-    return vocabulary
-
 
 class Tokenizer:
-    """A byte-level BPE, fully given by its list of merges.
+    """A byte-level BPE: one of ours, fully given by its list of merges, or another model's, from ``load``.
 
-    Id 0 is ``<|endoftext|>``; no text turns into it, not even one that contains those very characters.
-    Decoding what was encoded gives the same text, for every text.
+    In ours, id 0 ends a text, then come the bytes, then the merges. Another model's tokenizer keeps its own
+    ids and its own way to cut a text.
+
+    No text turns into the token that ends a text or into any other special token, not even one that spells
+    its name: a text cannot end itself, or forge the turns of a chat. To use special tokens, write their ids.
+    (A special token that the merges make as well, such as a padding token "!", counts as text.)
+
+    Decoding what was encoded gives the same text, for every text, with two exceptions that other models
+    bring: NFC normalisation (Qwen, GPT-NeoX), and a space before a text that begins with none
+    (``add_prefix_space``). Then the text comes back changed so, and bytes are counted in the changed text.
 
     Args:
         merges: Pairs of pieces that become one, first the most frequent; usually from ``train`` or ``load``.
@@ -62,27 +55,24 @@ class Tokenizer:
         'any ☃ at all'
     """
 
-    end_of_text: ClassVar[int] = 0
+    end_of_text: int = 0
+    """The id that ends a text; 0 in every tokenizer of ours."""
 
     def __init__(self, merges: Sequence[tuple[str, str]]) -> None:
-        known = set(_BYTE_OF_LETTER)
-        for left, right in merges:
-            if left not in known or right not in known:
-                raise DataError(
-                    got=f"the merge {left!r} + {right!r}",
-                    expected="pieces that are bytes or results of earlier merges",
-                    do="train a tokenizer with Tokenizer.train, or load one that Tokenizer.save wrote",
-                )
-            known.add(left + right)
         self.merges = tuple(merges)
-        vocabulary = _vocabulary(self.merges)
-        self._bytes = [b"", *(_bytes(piece) for piece in vocabulary if piece != _END_OF_TEXT)]
-        bpe = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=list(self.merges)))
-        bpe.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-        bpe.decoder = tokenizers.decoders.ByteLevel()
-        bpe.add_special_tokens([_END_OF_TEXT])
+        self._adopt(ours(self.merges), "Tokenizer", END_OF_TEXT, None)
+        self._told: dict[str, Any] = {}
+
+    def _adopt(
+        self, bpe: tokenizers.Tokenizer, name: str, end_of_text: str | None, vocab_size: int | None
+    ) -> None:
         bpe.encode_special_tokens = True  # the characters <|endoftext|> in a text are just characters
-        self._bpe = bpe
+        description = json.loads(bpe.to_str())
+        self._steps = steps_of(description, name)
+        meaning = meaning_of(bpe, description, name, vocab_size)
+        self.end_of_text = end_of_text_in(meaning, end_of_text, name)
+        self._bpe, self._bytes, self._names = bpe, meaning.raw, meaning.names
+        self._lengths = np.array([len(raw) for raw in self._bytes], dtype=np.int64)
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> "Tokenizer":
@@ -111,14 +101,14 @@ class Tokenizer:
         trainer = tokenizers.trainers.BpeTrainer(
             vocab_size=vocab_size,
             min_frequency=2,
-            special_tokens=[_END_OF_TEXT],
-            initial_alphabet=list(_BYTE_OF_LETTER),
+            special_tokens=[END_OF_TEXT],
+            initial_alphabet=list(LETTERS),
             show_progress=False,
         )
         try:
-            bpe.train_from_iterator((piece for text in texts for piece in _cut(text)), trainer=trainer)
+            bpe.train_from_iterator((piece for text in texts for piece in cut(text)), trainer=trainer)
         except UnicodeEncodeError as error:
-            raise _not_unicode() from error
+            raise not_unicode() from error
         return cls([(left, right) for left, right in json.loads(bpe.to_str())["model"]["merges"]])
 
     def __repr__(self) -> str:
@@ -126,11 +116,11 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Number of ids, the end of text included."""
+        """Number of ids, special tokens and ids that stand for nothing included."""
         return len(self._bytes)
 
     def bytes_of(self, token: int) -> bytes:
-        """Returns the bytes that an id stands for, which may end inside a character; none for the end of text.
+        """Returns the bytes that an id stands for, which may end inside a character; none for a special token.
 
         Raises:
             DataError: There is no such id.
@@ -139,24 +129,19 @@ class Tokenizer:
             >>> Tokenizer.train(["never"], vocab_size=257).bytes_of(1)
             b'!'
         """
-        if not 0 <= token < self.vocab_size:
-            raise DataError(
-                got=f"token {token}",
-                expected=f"0 to {self.vocab_size - 1}",
-                do="use this model's own tokenizer",
-            )
-        return self._bytes[token]
+        return next(self._raw([token]))
 
     @property
     def bytes_per_token(self) -> npt.NDArray[np.int64]:
-        """Number of UTF-8 bytes that each id stands for, 0 for the end of text: the unit of bits per byte."""
-        return np.array([len(raw) for raw in self._bytes], dtype=np.int64)
+        """Number of UTF-8 bytes that each id stands for, 0 for special tokens: the unit of bits per byte."""
+        return self._lengths.copy()
 
     def encode(self, text: str) -> npt.NDArray[np.int64]:
-        """Turns a text into ids, without an end of text.
+        """Turns a text into ids, without an end of text or other special tokens.
 
         Raises:
-            DataError: The text holds half a surrogate pair, which no UTF-8 can hold.
+            DataError: The text holds half a surrogate pair, which no UTF-8 can hold, or a character for
+                which another model's tokenizer has no tokens.
         """
         return self.encode_batch([text])[0]
 
@@ -164,18 +149,34 @@ class Tokenizer:
         """Turns each text into ids, in parallel; see ``encode``."""
         parts: list[list[npt.NDArray[np.int64]]] = [[] for _ in texts]
         try:
-            pieces = [(number, piece) for number, text in enumerate(texts) for piece in _cut(text)]
-            for first in range(0, len(pieces), _PIECES_AT_ONCE):
-                some = pieces[first : first + _PIECES_AT_ONCE]
-                encodings = self._bpe.encode_batch_fast([piece for _, piece in some])
+            pieces = [(n, piece) for n, text in enumerate(texts) for piece in self._steps.pieces(text)]
+            for some in portions(pieces):
+                raw = [piece for _, piece in some]
+                encodings = self._bpe.encode_batch_fast(raw, add_special_tokens=False)
                 for (number, _), encoding in zip(some, encodings, strict=True):
                     parts[number].append(np.array(encoding.ids, dtype=np.int64))
         except TypeError as error:
-            raise _not_unicode() from error
-        return [np.concatenate(part) for part in parts]
+            raise not_unicode() from error
+        found = [np.concatenate(part) for part in parts]
+        for text, ids in zip(texts, found, strict=True):
+            self._check_whole(text, ids)
+        return found
+
+    def _check_whole(self, text: str, ids: npt.NDArray[np.int64]) -> None:
+        """Checks that no byte was lost: the tokenizers package leaves out silently what it has no token for."""
+        text = self._steps.changed(text)
+        wanted, num_bytes = len(text.encode()), int(self._lengths[ids].sum())
+        if num_bytes != wanted:
+            known = set(b"".join(self._bytes))
+            lost = "".join(dict.fromkeys(one for one in text if not known.issuperset(one.encode())))
+            raise DataError(
+                got=f"{wanted} bytes of text, {num_bytes} bytes in tokens; characters without: {lost[:9]!r}",
+                expected="text for all of which this tokenizer has tokens",
+                do="leave such characters out of the text, or use a tokenizer with a token for every byte",
+            )
 
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
-        """Turns ids into text; ends of text vanish, and bytes that form no character become U+FFFD.
+        """Turns ids into text; special tokens vanish, and bytes that form no character become U+FFFD.
 
         Raises:
             DataError: An id is not in the vocabulary.
@@ -188,7 +189,11 @@ class Tokenizer:
         Raises:
             DataError: An id is not in the vocabulary.
         """
-        return [_readable(raw) if raw else _END_OF_TEXT for raw in self._raw(ids)]
+        indices = [operator.index(token) for token in ids]
+        return [
+            readable(raw or self._names.get(index, f"<unused{index}>").encode())
+            for index, raw in zip(indices, self._raw(indices), strict=True)
+        ]
 
     def _raw(self, ids: Iterable[SupportsIndex]) -> Iterator[bytes]:
         for index in map(operator.index, ids):
@@ -200,9 +205,21 @@ class Tokenizer:
                 )
             yield self._bytes[index]
 
+    @property
+    def definition(self) -> str:
+        """What decides ids and texts, as JSON: the merges of one of ours, the whole file of another."""
+        return self.to_json() if self._told else json.dumps(self.merges)
+
     def to_json(self) -> str:
-        """Writes it in the format of the ``tokenizers`` package, which can read it as well."""
-        return str(self._bpe.to_str())
+        """Writes it in the format of the ``tokenizers`` package, which can read it as well.
+
+        In another model's tokenizer, the model notes which token ends a text; that package ignores it.
+        """
+        if not self._told:
+            return str(self._bpe.to_str())
+        description = json.loads(self._bpe.to_str())
+        description["model"][TOLD] = self._told
+        return json.dumps(description, ensure_ascii=False)
 
     def save(self, path: str | Path) -> None:
         """Writes a JSON file that ``load`` reads; an existing file is left alone.
@@ -221,21 +238,37 @@ class Tokenizer:
             ) from error
 
     @classmethod
-    def load(cls, path: str | Path) -> "Tokenizer":
-        """Reads a file that ``save`` wrote.
+    def load(
+        cls, path: str | Path, *, end_of_text: str | None = None, vocab_size: int | None = None
+    ) -> "Tokenizer":
+        """Reads a file that ``save`` wrote, or another model's tokenizer.json if it is a byte-level BPE.
+
+        Args:
+            path: The file.
+            end_of_text: The token that ends a text, such as ``"<|endoftext|>"``. Needed only where a
+                file that ``save`` did not write has several tokens that could, or none known.
+            vocab_size: Number of ids, where the model has more than its tokenizer; these stand for nothing.
 
         Raises:
-            DataError: The file is missing, damaged, or holds another kind of tokenizer.
+            DataError: The file is missing, damaged, holds another kind of tokenizer, or leaves open which
+                token ends a text.
+            ConfigError: No token of that name could end a text, or the file has more ids.
         """
-        try:
-            model: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))["model"]
-            merges = [(str(left), str(right)) for left, right in model["merges"]]
-            same = model["vocab"] == _vocabulary(merges)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise _unreadable(path, f"{type(error).__name__}: {error}") from error
-        if not same:
-            raise _unreadable(path, "its ids are not 0 for the end of text, then bytes, then merges")
-        return cls(merges)
+        bpe, told = read(path)
+        model = json.loads(bpe.to_str())["model"]
+        merges = [(left, right) for left, right in model.get("merges", ())]
+        asked = {"end_of_text": end_of_text, "vocab_size": vocab_size}
+        told |= {key: value for key, value in asked.items() if value is not None}
+        if told in ({}, {"end_of_text": END_OF_TEXT}) and model["vocab"] == vocabulary(merges):
+            own = cls(merges)
+            if own.to_json() == bpe.to_str():
+                return own
+        tokenizer = cls.__new__(cls)
+        tokenizer._adopt(bpe, str(path), told.get("end_of_text"), told.get("vocab_size"))
+        tokenizer.merges = tuple(merges)
+        name = tokenizer._names[tokenizer.end_of_text]
+        tokenizer._told = {"end_of_text": name, "vocab_size": tokenizer.vocab_size}
+        return tokenizer
 
 
 def bits_per_byte(nats: float, num_bytes: int) -> float:
@@ -262,42 +295,3 @@ def bits_per_byte(nats: float, num_bytes: int) -> float:
             do="evaluate at least one token that stands for text",
         )
     return nats / (math.log(2) * num_bytes)
-
-
-def _cut(text: str) -> Iterator[str]:
-    """Cuts a long text where byte-level BPE cuts as well, so that its tokens stay the same."""
-    start = 0
-    while len(text) - start > _PIECE_CHARACTERS:
-        place = _BEFORE_LINE_END.search(text, start + _PIECE_CHARACTERS)
-        if place is None:
-            break
-        yield text[start : place.start()]
-        start = place.start()
-    yield text[start:]
-
-
-def _bytes(piece: str) -> bytes:
-    return bytes(_BYTE_OF_LETTER[letter] for letter in piece)
-
-
-def _readable(raw: bytes) -> str:
-    text = raw.decode("utf-8", errors="backslashreplace").replace(" ", "␣")
-    return "".join(
-        letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text
-    )
-
-
-def _not_unicode() -> DataError:
-    return DataError(
-        got="a text that is no string, or holds half a surrogate pair (U+D800 to U+DFFF)",
-        expected="text that UTF-8 can hold",
-        do="repair it: text.encode('utf-8', errors='replace').decode()",
-    )
-
-
-def _unreadable(path: str | Path, why: str) -> DataError:
-    return DataError(
-        got=f"{path} ({why})",
-        expected="a file that Tokenizer.save wrote",
-        do="train a tokenizer with Tokenizer.train, or prepare the corpus again",
-    )

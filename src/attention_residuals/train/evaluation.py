@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from attention_residuals.data import Batch, bits_per_byte, sequential
+from attention_residuals.data import Batch, Tokenizer, bits_per_byte, sequential
 from attention_residuals.models import LanguageModel
 from attention_residuals.train.config import Precision
 
@@ -47,6 +47,7 @@ def evaluate(
     max_batches: int | None = None,
     precision: Precision = "float32",
     cross_documents: bool = False,
+    end_of_text: int = Tokenizer.end_of_text,
 ) -> Evaluation:
     """Predicts every token but the first, once each, in windows that know nothing of one another.
 
@@ -59,6 +60,7 @@ def evaluate(
         max_batches: Stop after so many; None goes to the end.
         precision: As in ``TrainConfig``.
         cross_documents: As in ``TrainConfig``.
+        end_of_text: The id that ends a document; of this library's own tokenizers by default.
 
     Raises:
         DataError: Fewer than two tokens, or targets that stand for no byte.
@@ -73,7 +75,13 @@ def evaluate(
         (99, 8.0)
     """
     device = next(model.parameters()).device
-    windows = sequential(tokens, sequence_length=sequence_length, batch_size=batch_size, device=device)
+    windows = sequential(
+        tokens,
+        sequence_length=sequence_length,
+        batch_size=batch_size,
+        device=device,
+        end_of_text=end_of_text,
+    )
     nats, num_tokens, num_bytes = 0.0, 0, 0
     for batch in islice(windows, max_batches):
         nats += total_nats(model, batch, precision=precision, cross_documents=cross_documents).item()

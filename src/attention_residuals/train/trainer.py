@@ -61,6 +61,7 @@ class Trainer:
             batch_size=config.batch_size,
             seed=config.seed,
             device=device,
+            end_of_text=corpus.tokenizer.end_of_text,
         )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
@@ -117,6 +118,7 @@ class Trainer:
                 max_batches=max_batches,
                 precision=self.config.precision,
                 cross_documents=self.config.cross_documents,
+                end_of_text=self.corpus.tokenizer.end_of_text,
             )
         if not math.isfinite(found.loss):
             raise self._broken(step, f"a validation loss of {found.loss}")
