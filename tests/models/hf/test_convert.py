@@ -66,6 +66,13 @@ def test_logits_gradients_and_text_are_those_of_the_original(family, residual):
     assert torch.equal(model.generate(TOKENS, **options), original.generate(TOKENS, **options))
 
 
+@every_family
+def test_around_the_standard_rule_a_model_is_its_own_self_bit_for_bit(family):
+    model = made(PRE_NORM[family])
+    before = run(model)
+    assert torch.equal(run(convert(model, StandardResidual())), before)
+
+
 @pytest.mark.parametrize("family", OTHERS)
 def test_what_cannot_convert_is_refused_and_left_as_it_was(family):
     config, message = OTHERS[family]
