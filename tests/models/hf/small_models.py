@@ -1,5 +1,7 @@
 """Small models of Transformers, by family, with weights drawn at random."""
 
+import copy
+
 import torch
 import transformers
 
@@ -91,7 +93,7 @@ TOKENS = torch.randint(3, 64, (2, 9), generator=torch.Generator().manual_seed(5)
 def made(config):
     """A model in evaluation mode whose norms have gains, so that none can be left out unseen."""
     torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    model = transformers.AutoModelForCausalLM.from_config(copy.deepcopy(config)).eval()
     for name, parameter in model.named_parameters():
         if parameter.ndim == 1 and "norm" in name:
             torch.nn.init.normal_(parameter, mean=float(parameter.detach().mean()), std=0.2)
