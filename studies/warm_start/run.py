@@ -19,11 +19,11 @@ from attention_residuals.train import AdamW, Cosine, Saving, TrainConfig, evalua
 ARMS = {
     "original": ("standard", AdamW(learning_rate=1e-4)),
     "converted": ("block:8", AdamW(learning_rate=1e-4)),
-    "only what is new": ("block:8", AdamW(learning_rate=1e-2, trains="residual")),
+    "only what is new": ("block:8", AdamW(learning_rate=3e-4, trains="residual")),
 }
 """The residual rule of each arm, and what steps it."""
 
-LENGTH, NUM_WINDOWS = 128, 48
+LENGTH, NUM_WINDOWS = 64, 96
 
 
 def start_of(rule: str, folder: Path) -> Path:
@@ -64,7 +64,7 @@ def run(
         cross_documents=True,
     )
     place = folder / f"{arm.replace(' ', '-')}-{optimizer.learning_rate:g}-{num_steps}-seed-{seed}"
-    saving = Saving(every=100, keep=1, evaluate_every=num_steps // 4, evaluate_batches=NUM_WINDOWS // 2)
+    saving = Saving(every=100, keep=1, evaluate_every=num_steps // 2, evaluate_batches=NUM_WINDOWS // 2)
     if train(config, corpus, place, saving=saving, start=start).interrupted:
         return None
     shutil.rmtree(place / "checkpoints")  # 1.6 GB; the numbers are in metrics.jsonl
