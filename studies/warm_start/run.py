@@ -61,6 +61,7 @@ def run(
         batch_size=2,
         sequence_length=LENGTH,
         seed=seed,
+        precision="bfloat16",
         cross_documents=True,
     )
     place = folder / f"{arm.replace(' ', '-')}-{optimizer.learning_rate:g}-{num_steps}-seed-{seed}"
