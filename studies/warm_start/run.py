@@ -8,6 +8,7 @@ import argparse
 import csv
 import importlib.util
 import shutil
+from itertools import product
 from pathlib import Path
 
 from attention_residuals.cli import main as attnres
@@ -83,14 +84,14 @@ if __name__ == "__main__":
     done = set()
     if given.results.exists():
         done = {(row["arm"], int(row["seed"])) for row in csv.DictReader(given.results.open())}
-    for seed in given.seeds:
-        for arm in ARMS:
-            curve = (
-                None if (arm, seed) in done else run(given.folder, arm, seed, given.num_steps, ARMS[arm][1])
-            )
-            if curve is not None:
-                is_new = not given.results.exists()
-                with given.results.open("a", newline="") as file:
-                    rows = csv.writer(file, lineterminator="\n")
-                    rows.writerows([("arm", "seed", "step", "bits_per_byte")] * is_new)
-                    rows.writerows((arm, seed, step, f"{bits:.5f}") for step, bits in curve)
+    for seed, arm in product(given.seeds, ARMS):
+        if (arm, seed) in done:
+            continue
+        curve = run(given.folder, arm, seed, given.num_steps, ARMS[arm][1])
+        if curve is None:
+            raise SystemExit("interrupted; the same command goes on")
+        is_new = not given.results.exists()
+        with given.results.open("a", newline="") as file:
+            rows = csv.writer(file, lineterminator="\n")
+            rows.writerows([("arm", "seed", "step", "bits_per_byte")] * is_new)
+            rows.writerows((arm, seed, step, f"{bits:.5f}") for step, bits in curve)
