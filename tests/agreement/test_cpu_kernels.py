@@ -11,8 +11,8 @@ import torch
 from closeness import assert_close, distance
 from torch.nn import functional as F
 
-from attention_residuals.errors import BackendError
-from attention_residuals.layers.residual import AttnRes
+from attention_residuals.errors import BackendError, NonFiniteError
+from attention_residuals.layers.residual import AttnRes, TwoPhaseRule
 from attention_residuals.models import Decoder, presets
 from attention_residuals.ops import (
     BACKENDS,
@@ -178,6 +178,19 @@ def test_a_model_on_the_kernels_has_the_gradients_of_one_on_the_reference(size, 
     assert results[0].keys() == results[1].keys()
     for name, expected in results[0].items():
         assert distance(results[1][name], expected) <= 1e-5, name
+
+
+@pytest.mark.parametrize("backend", ["cpu", "eager", "reference"])
+@pytest.mark.parametrize("two_phase", [False, True])
+def test_a_sublayer_that_writes_zeros_is_told_by_a_model_whose_keys_have_no_eps(two_phase, backend):
+    config = AttnRes(sublayers_per_block=1, key_eps=0.0)
+    model = Decoder(presets.scaled(2, vocab_size=50, residual=config)).requires_grad_(False)
+    for layer in model.layers:
+        layer.attention.output.weight.zero_()
+    model.residual.backend = backend
+    residual = TwoPhaseRule(model.residual) if two_phase else None
+    with pytest.raises(NonFiniteError, match=r"sources number \[[01]\] of [12]"):
+        model(torch.tensor([[1, 2, 3]]), residual=residual)
 
 
 @pytest.mark.parametrize("magnitude", [1e-20, 1e17])

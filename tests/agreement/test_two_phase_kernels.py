@@ -25,6 +25,7 @@ from attention_residuals.ops import (
     fused_two_phase,
     threads,
 )
+from attention_residuals.ops.phases import Phase1
 from attention_residuals.ops.two_phase import merge, phase_1, phase_2, read_open_block
 
 
@@ -162,6 +163,28 @@ def test_a_source_that_is_not_finite_is_named(backend, bad):
         read_open_block(found, 0, given.live, given.queries[0], given.gains[0], eps=1e-6, backend=backend)
 
 
+@every_backend
+@pytest.mark.parametrize(("size", "eps"), [(0.0, 0.0), (0.0, 1e-50), (1e-23, 0.0)])
+def test_a_source_without_a_norm_is_named_and_never_read_from_old_memory(backend, size, eps):
+    given = case(3, 2, 2, (2,), 4)
+    query = given.queries[0].abs()
+    found = phase_1(given.blocks, query[None], given.gains[:1], eps=eps, backend=backend)
+    given.blocks[1][1] = given.live[1][0] = size
+    with pytest.raises(NonFiniteError, match=r"sources number \[1\] of 3"):
+        phase_1(given.blocks, query[None], given.gains[:1], eps=eps, backend=backend)
+    with pytest.raises(NonFiniteError, match=r"sources number \[[14]\] of [25]"):
+        read_open_block(found, 0, given.live, query, given.gains[0], eps=eps, backend=backend)
+
+
+@every_backend
+def test_a_mix_of_zero_without_an_eps_is_not_a_number_at_its_token_alone(backend):
+    found = phase_1([VECTOR.expand(2, 4)], torch.zeros(1, 4), VECTOR[None], eps=0.0, backend=backend)
+    live, options = torch.tensor([[-1.0] * 4, [3.0] * 4]), {"output_gain": VECTOR, "output_eps": 0.0}
+    read = read_open_block(found, 0, live, 0 * VECTOR, VECTOR, eps=0.0, backend=backend, **options)
+    assert read.mix[0].isnan().all()
+    assert_close(read.mix[1], VECTOR)
+
+
 def unchecked(function):
     """The checks are the function's own: the shape checker of the tests must not come first."""
     return getattr(function, "__wrapped__", function)
@@ -233,6 +256,26 @@ def test_a_read_that_does_not_fit_is_refused(backend, changes, message):
             backend=backend,
             **given,
         )
+
+
+@pytest.mark.parametrize("name", Phase1._fields[:5])
+@pytest.mark.parametrize(
+    "change",
+    [torch.Tensor.bfloat16, torch.Tensor.double, lambda tensor: tensor[:-1], lambda tensor: tensor[..., :-1],
+     lambda tensor: tensor[None], lambda tensor: tensor.flatten()[0], lambda tensor: tensor.to("meta")],
+    ids=["bfloat16", "float64", "first axis", "last axis", "one axis more", "a number", "another device"],
+)  # fmt: skip
+@every_backend
+def test_a_phase_1_of_which_one_tensor_was_changed_is_refused(backend, name, change):
+    found = phase_1([torch.ones(2, 3, 4)] * 2, torch.ones(3, 4), torch.ones(3, 4), eps=1e-6)
+    broken, live = found._replace(**{name: change(getattr(found, name))}), torch.ones(2, 3, 4)
+    # Outputs of another width are a whole, for other sources.
+    with pytest.raises(
+        ShapeError, match=r"(?s)a Phase1 of .*pass what phase_1 returned|a live source that is"
+    ):
+        read_open_block(broken, 0, live, VECTOR, VECTOR, eps=1e-6, backend=backend)
+    with pytest.raises(ShapeError, match=r"a Phase1 of outputs torch\.|a live source that is"):
+        merge(broken, 0, live, phase_2(live, VECTOR, VECTOR, eps=1e-6))
 
 
 def test_phase_2_and_merge_refuse_what_does_not_fit():

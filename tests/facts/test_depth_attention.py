@@ -163,6 +163,35 @@ def test_a_source_that_is_not_finite_is_named(backend, bad):
         depth_attention(sources, torch.zeros(4), torch.ones(4), eps=1e-6, backend=backend)
 
 
+@every_backend
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("size", "eps"), [(0.0, 0.0), (0.0, 1e-50), (1e-23, 0.0)])
+def test_a_source_without_a_norm_is_named_and_never_read_from_old_memory(backend, size, eps, dtype):
+    sources = [torch.randn(2, 4).to(dtype) for _ in range(3)]
+    sources[1][1] = size
+    for requires_grad in (False, True):
+        query = torch.rand(4).requires_grad_(requires_grad)
+        with pytest.raises(NonFiniteError, match=r"sources number \[1\] of 3"):
+            depth_attention(sources, query, torch.ones(4), eps=eps, backend=backend)
+
+
+@every_backend
+def test_a_mix_of_zero_without_an_eps_is_not_a_number_forward_and_backward_at_its_token_alone(backend):
+    values = torch.randn(3, 4)
+    sources = [values.clone().requires_grad_(), torch.cat([-values[:1], values[1:]]).requires_grad_()]
+    query, gain = torch.zeros(4, requires_grad=True), torch.rand(4)
+    options = {"eps": 1e-3, "output_gain": gain, "output_eps": 0.0}
+    results = []
+    for name in (backend, "reference"):
+        mix = depth_attention(sources, query, torch.ones(4), backend=name, **options).mix
+        results.append([mix, *torch.autograd.grad(mix.square().sum(), [*sources, query])])
+    for tensor in results[0][:3]:
+        assert tensor[0].isnan().all()
+    assert results[0][3].isnan().all()
+    for one, other in zip(results[0][:3], results[1][:3], strict=True):
+        assert_close(one[1:], other[1:])
+
+
 VECTOR = torch.ones(4)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from attention_residuals.errors import AttentionResidualsError
 from attention_residuals.inference import prefill, sharded_prefill
 from attention_residuals.layers.residual import AttnRes, TwoPhaseRule
 from attention_residuals.models import Decoder, presets
@@ -41,7 +42,13 @@ def main() -> None:
     for parameter in model.residual.parameters():
         parameter.data += torch.randn_like(parameter) / 3
     tokens, group = torch.randint(40, (2, 23)), dist.group.WORLD
-    worst, sizes = 0.0, []
+    worst, sizes, refused = 0.0, [], []
+    # What is wrong in one shard is refused by all, before they wait for one another.
+    for bad, chunk in ((torch.where(torch.arange(23) == 22, 99, tokens), 23), (tokens[0], 23), (tokens, 1)):
+        try:
+            sharded_prefill(model, bad, group, chunk=chunk)
+        except AttentionResidualsError as error:
+            refused.append(type(error).__name__)
     for chunk in (23, 7, 4):
         for residual in (None, TwoPhaseRule(model.residual)):
             together = sharded_prefill(model, tokens, group, chunk=chunk, residual=residual)
@@ -59,7 +66,7 @@ def main() -> None:
         tap = Sizes()
         read(tap)
         sizes.append(tap.most)
-    (folder / f"{rank}.json").write_text(json.dumps({"worst": worst, "sizes": sizes}))
+    (folder / f"{rank}.json").write_text(json.dumps({"worst": worst, "sizes": sizes, "refused": refused}))
     dist.destroy_process_group()
 
 

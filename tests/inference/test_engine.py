@@ -1,10 +1,14 @@
+import inspect
+
+import numpy as np
 import pytest
 import torch
 from closeness import assert_close
 
 from attention_residuals.data import Tokenizer
 from attention_residuals.errors import ConfigError, DataError
-from attention_residuals.inference import Engine, Sampling
+from attention_residuals.inference import Engine, Sampling, TextStream
+from attention_residuals.inference.sampling import Choice
 from attention_residuals.layers.residual import AttnRes, Inkling2, StandardResidual, TwoPhaseRule
 from attention_residuals.models import Decoder, presets
 from attention_residuals.trace import Recorder, record
@@ -113,18 +117,81 @@ def test_the_weights_of_every_generated_token_are_those_of_a_full_pass():
 @pytest.mark.parametrize(
     ("prompts", "options", "error", "message"),
     [
-        ([""], {}, DataError, "prompt 0 of 1, which is empty"),
-        (["a", ""], {}, DataError, "prompt 1 of 2, which is empty"),
         ([[]], {}, DataError, "prompt 0 of 1, which is empty"),
+        (["a", []], {}, DataError, "prompt 1 of 2, which is empty"),
         (["a" * 99], {}, DataError, "fewer than 64, the model's context"),
+        ("abc", {}, DataError, "'abc' as the list of prompts"),
+        (5, {}, DataError, "5 as the list of prompts"),
+        ([5, 6], {}, DataError, "prompt 0 of 2: 5"),
+        (["a", ["abc"]], {}, DataError, r"prompt 1 of 2: \['abc'\]"),
+        ([[5, 1.7]], {}, DataError, r"prompt 0 of 1: \[5, 1.7\]"),
+        ([torch.tensor([1.7])], {}, DataError, "prompt 0 of 1: tensor"),
+        (["a", [5, 290, 6]], {}, DataError, "prompt 1 of 2, with token ids from 5 to 290"),
+        ([[-1]], {}, DataError, "token ids from -1 to -1"),
         (["a"], {"max_new_tokens": 0}, ConfigError, "max_new_tokens=0"),
         (["a"], {"batch_size": 0}, ConfigError, "batch_size=0"),
         (["a"], {"stop": [""]}, ConfigError, "none of them empty"),
+        (["a"], {"stop": "END"}, ConfigError, "stop='END'"),
+        (["a"], {"stop": [5]}, ConfigError, "none of them empty"),
     ],
 )
-def test_bad_requests_are_refused(prompts, options, error, message):
+def test_bad_requests_are_refused(prompts, options, error, message, monkeypatch):
+    # The checks are the functions' own: the type checker of the tests must not come first.
+    monkeypatch.setattr(Engine, "_require", inspect.unwrap(Engine._require))
+    monkeypatch.setattr(Engine, "_sequences", inspect.unwrap(Engine._sequences))
+    monkeypatch.setattr(TextStream, "__init__", inspect.unwrap(TextStream.__init__))
+    engine, options = Engine(model_of(), TOKENIZER), {"max_new_tokens": 3, **options}
     with pytest.raises(error, match=message):
-        Engine(model_of(), TOKENIZER).generate(prompts, **{"max_new_tokens": 3, **options})
+        inspect.unwrap(Engine.generate)(engine, prompts, **options)
+    if isinstance(prompts, list) and len(prompts) == 1 and "batch_size" not in options:
+        with pytest.raises(error, match=message):  # at once, not when the first piece is asked for
+            inspect.unwrap(Engine.stream)(engine, prompts[0], **options)
+
+
+def test_ids_may_be_whole_numbers_of_any_kind():
+    engine, options = Engine(model_of()), {"max_new_tokens": 3, "sampling": GREEDY}
+    expected = [one.tokens for one in engine.generate([[5, 6], [5, 6]], **options)]
+    for prompts in (np.array([[5, 6]] * 2), torch.tensor([[5, 6]] * 2), [(5, np.int64(6)), range(5, 7)]):
+        assert [one.tokens for one in inspect.unwrap(Engine.generate)(engine, prompts, **options)] == expected
+
+
+def test_an_empty_text_begins_a_new_one():
+    engine = Engine(model_of(), TOKENIZER)
+    text, ids = engine.generate(["", [TOKENIZER.end_of_text]], max_new_tokens=4, sampling=GREEDY)
+    assert text.prompt == ids.prompt == (TOKENIZER.end_of_text,)
+    assert text.tokens == ids.tokens
+
+
+@pytest.mark.parametrize("last", ["length", "end of text"])
+def test_a_stop_string_that_the_end_completes_is_the_reason_of_the_end(last, monkeypatch):
+    tokenizer = Tokenizer([])
+    half = next(token for token in range(257) if tokenizer.bytes_of(token) == b"\xf0")
+    tokens = [half, tokenizer.end_of_text]
+    monkeypatch.setattr(
+        "attention_residuals.inference.engine.choose",
+        lambda logits, sampling, *, seen, sequences, steps: Choice(
+            torch.tensor([tokens[steps[0]]]), torch.zeros(1)
+        ),
+    )
+    engine = Engine(Decoder(presets.scaled(2, vocab_size=257)), tokenizer)
+    for stop, ended, text in (([], last, "\ufffd"), (["\ufffd"], "stop string", "")):
+        count = 1 if last == "length" else 2
+        pieces = list(engine.stream("a", max_new_tokens=count, stop=stop))
+        assert (pieces[-1].ended, "".join(piece.text for piece in pieces)) == (ended, text)
+        assert len(pieces) == count
+
+
+def test_a_rule_of_another_model_is_refused():
+    model, other = model_of(), model_of(seed=1)
+    for residual in (other.residual, TwoPhaseRule(other.residual)):
+        with pytest.raises(ConfigError, match="make it from this very model"):
+            Engine(model, residual=residual)
+    Engine(model, residual=TwoPhaseRule(model.residual))
+
+
+def test_chunks_have_at_least_a_token():
+    with pytest.raises(ConfigError, match="chunk=0"):
+        Engine(model_of(), chunk=0)
 
 
 def test_a_tokenizer_of_another_model_is_refused():

@@ -1,10 +1,13 @@
+import inspect
+import sys
+
 import pytest
 import torch
 from closeness import assert_close
 from layers.test_residual_rules import RULE_CONFIGS
 
-from attention_residuals.errors import ConfigError, DataError, ShapeError
-from attention_residuals.inference import KVCache, left_padded, prefill
+from attention_residuals.errors import ConfigError, DataError, NonFiniteError, ShapeError
+from attention_residuals.inference import left_padded, positions_of, prefill
 from attention_residuals.layers.residual import AttnRes, TwoPhaseRule
 from attention_residuals.models import Decoder, presets
 from attention_residuals.trace import Recorder
@@ -101,24 +104,88 @@ def test_prompts_that_do_not_fit_are_refused():
         prefill(model, TOKENS[:, :3], cache=cache, mask=torch.tensor([[1, 1, 1], [0, 1, 1]]).bool())
 
 
-def test_sequences_leave_and_join_a_cache():
+@pytest.mark.parametrize(
+    ("mask", "message"),
+    [
+        (torch.ones(2, 5).bool(), r"torch.bool\[2, 5\] for tokens of shape \[2, 6\]"),
+        (torch.ones(1, 6).bool(), r"torch.bool\[1, 6\] for tokens"),
+        (torch.ones(6).bool(), r"torch.bool\[6\] for tokens"),
+        (torch.ones(2, 6), r"torch.float32\[2, 6\]"),
+        (torch.ones(2, 6).long(), r"torch.int64\[2, 6\]"),
+    ],
+)
+def test_a_mask_has_a_truth_for_each_token(mask, message, monkeypatch):
+    # The check is the function's own: the shape checker of the tests must not come first.
+    module = sys.modules["attention_residuals.inference.prefill"]
+    monkeypatch.setattr(module, "left_padded", inspect.unwrap(left_padded))
+    with pytest.raises(ShapeError, match=message):
+        module.left_padded(TOKENS[:, :6], mask)
+    with pytest.raises(ShapeError, match=message):
+        inspect.unwrap(prefill)(model_of(AttnRes()), TOKENS[:, :6], mask=mask)
+
+
+@pytest.mark.parametrize("tokens", [TOKENS[0], TOKENS[:0], TOKENS.double()], ids=["a row", "none", "floats"])
+def test_tokens_must_be_integers_with_a_batch_axis(tokens):
+    with pytest.raises(ShapeError, match="add a batch axis"):
+        inspect.unwrap(prefill)(model_of(AttnRes()), tokens)
+    with pytest.raises(ShapeError, match="add a batch axis"):
+        inspect.unwrap(left_padded)(tokens, torch.ones_like(tokens).bool())
+
+
+def test_a_prompt_that_fails_leaves_the_cache_as_it_was(monkeypatch):
+    model = model_of(AttnRes())
+    cache, bad = prefill(model, TOKENS[:, :3]).cache, TOKENS[:, 3:].clone()
+    bad[1, 5] = 40
+    with pytest.raises(DataError, match=r"token ids from \d+ to 40"):
+        prefill(model, bad, chunk=2, cache=cache)
+    assert cache.num_tokens == 3
+    with monkeypatch.context() as patch:
+        forward = model.layers[2].mlp.forward
+        patch.setattr(
+            model.layers[2].mlp,
+            "forward",
+            lambda *given, **options: forward(*given, **options) / (0 if cache.num_tokens == 5 else 1),
+        )
+        with pytest.raises(NonFiniteError):
+            prefill(model, TOKENS[:, 3:], chunk=2, cache=cache)
+    assert cache.num_tokens == 3
+    assert_close(prefill(model, TOKENS[:, 3:], chunk=2, cache=cache).logits, model(TOKENS)[:, -1])
+
+
+def test_what_stands_at_padding_does_not_count():
+    model, mask = model_of(AttnRes()), torch.tensor([[True] * 3, [False, True, True]])
+    tokens = TOKENS[:, :3].clone()
+    expected = prefill(model, tokens, mask=mask).logits
+    tokens[1, 0] = -100
+    assert torch.equal(prefill(model, tokens, mask=mask).logits, expected)
+
+
+def test_the_rule_of_another_model_is_refused():
+    model, other = model_of(AttnRes()), model_of(AttnRes())
+    with pytest.raises(ConfigError, match="make it from this very model"):
+        prefill(model, TOKENS, residual=TwoPhaseRule(other.residual))
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_texts_of_different_length_are_gone_on_with_by_hand_and_by_prefill(joined):
     model = model_of(AttnRes(sublayers_per_block=2))
-    cache = prefill(model, TOKENS[:, :6]).cache
-    cache.keep([1], start=0)
-    cache.join(prefill(model, TOKENS[:1, :4]).cache)
-    mask = torch.tensor([[True] * 7, [False] * 2 + [True] * 5])
-    positions, newest = torch.tensor([[6], [4]]), torch.tensor([[3], [8]])
-    logits = model(newest, cache=cache, mask=mask, positions=positions)
-    alone = [torch.cat([TOKENS[1:, :6], newest[:1]], dim=1), torch.cat([TOKENS[:1, :4], newest[1:]], dim=1)]
-    for row, text in enumerate(alone):
-        assert_close(logits[row, 0], model(text)[0, -1])
-    cache.keep([1], start=2)
-    assert cache.num_tokens == 5
-    longer = torch.cat([alone[1], newest[:1]], dim=1)
-    assert_close(model(newest[:1], cache=cache)[0, 0], model(longer)[0, -1])
-
-
-def test_an_empty_cache_takes_over_what_joins():
-    model, cache = model_of(AttnRes()), KVCache()
-    cache.join(prefill(model, TOKENS[:, :4]).cache)
-    assert_close(model(TOKENS[:, 4:5], cache=cache)[:, 0], model(TOKENS[:, :5])[:, -1])
+    texts = [TOKENS[0, :2], TOKENS[1, :5]]
+    if joined:
+        cache = prefill(model, texts[0][None]).cache
+        cache.join(prefill(model, texts[1][None]).cache)
+    else:
+        tokens, real = torch.zeros(2, 5).long(), torch.tensor([[True] * 2 + [False] * 3, [True] * 5])
+        tokens[0, :2], tokens[1] = texts
+        cache = prefill(model, tokens, mask=real, chunk=2).cache
+    assert cache.padding == (3, 0)
+    newest = TOKENS[:, 5:6]
+    mask = cache.mask(1)
+    assert mask.tolist() == [[False] * 3 + [True] * 3, [True] * 6]
+    by_hand = model(newest, cache=cache, mask=mask, positions=positions_of(mask)[:, -1:])[:, -1]
+    more = TOKENS[:, 6:]
+    by_prefill = prefill(model, more, cache=cache, chunk=2)
+    assert torch.equal(by_prefill.mask, cache.mask())
+    for row, text in enumerate(texts):
+        whole = torch.cat([text, newest[row], more[row]])[None]
+        assert_close(by_hand[row], model(whole[:, :-3])[0, -1])
+        assert_close(by_prefill.logits[row], model(whole)[0, -1])

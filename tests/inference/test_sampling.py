@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from closeness import assert_close
@@ -205,6 +206,15 @@ def test_one_of_everything_is_needed_for_every_sequence():
         choose(torch.zeros(2, 3), Sampling(), seen=[NO_IDS], sequences=[0, 1], steps=[0, 0])
 
 
+def made(**options):
+    """Makes one past the type checker of the tests, which would come first."""
+    sampling = object.__new__(Sampling)
+    for name, value in {**vars(Sampling()), **options}.items():
+        object.__setattr__(sampling, name, value)
+    sampling.__post_init__()
+    return sampling
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -219,10 +229,32 @@ def test_one_of_everything_is_needed_for_every_sequence():
         ({"min_p": 1.1}, r"min_p=1\.1"),
         ({"repetition_penalty": 0.0}, r"repetition_penalty=0\.0"),
         ({"repetition_penalty": math.inf}, "repetition_penalty=inf"),
+        ({"temperature": "1"}, "temperature='1'"),
+        ({"top_p": None}, "top_p=None"),
+        ({"min_p": "0.1"}, "min_p='0.1'"),
+        ({"repetition_penalty": None}, "repetition_penalty=None"),
+        ({"seed": 1.5}, r"seed=1\.5"),
         ({"seed": -1}, "seed=-1"),
         ({"seed": 2**63}, r"from 0 to 2\*\*63 - 1"),
     ],
 )
 def test_numbers_out_of_range_are_refused(options, message):
     with pytest.raises(ConfigError, match=message):
-        Sampling(**options)
+        made(**options)
+
+
+def test_numbers_of_numpy_are_those_of_python():
+    given = made(temperature=np.float32(0.5), top_k=np.int64(3), seed=np.int64(7))
+    assert given == Sampling(temperature=0.5, top_k=3, seed=7)
+    assert type(given.seed) is int
+
+
+@pytest.mark.parametrize("penalty", [1e-308, 5e-324, 1e308])
+@pytest.mark.parametrize("logits", [[2.0, 1.0, -3.0], [-2.0, -1.0, -3.0]], ids=repr)
+def test_an_extreme_penalty_is_no_infinity(logits, penalty):
+    greedy = Sampling(temperature=0.0, repetition_penalty=penalty)
+    everything = torch.tensor([0, 1, 2])
+    assert chosen(logits, greedy, seen=everything) in range(3)
+    assert chosen(logits, Sampling(repetition_penalty=penalty), seen=everything[:1]) in range(3)
+    ruled_out = [-math.inf, *logits]
+    assert chosen(ruled_out, greedy, seen=torch.tensor([0])) == chosen(ruled_out, Sampling(temperature=0.0))

@@ -1,5 +1,6 @@
 """Several processes read a prompt together and find what one finds."""
 
+import inspect
 import itertools
 import json
 import os
@@ -8,9 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from attention_residuals.errors import ConfigError
+from attention_residuals.inference import sharded_prefill
 from attention_residuals.inference.sharding import shard_of, shared_chunks
+from attention_residuals.models import Decoder, presets
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
@@ -26,6 +30,7 @@ def test_processes_together_equal_one_and_each_holds_its_share_of_the_sources(nu
     for rank in range(num_ranks):
         found = json.loads((tmp_path / f"{rank}.json").read_text())
         assert found["worst"] <= 1e-10
+        assert found["refused"] == ["DataError", "ShapeError", "ConfigError"]
         together, alone = found["sizes"]
         assert together * num_ranks == alone
 
@@ -48,3 +53,10 @@ def test_chunks_have_a_token_for_each_process():
     for num_tokens, chunk in ((3, 2048), (23, 3)):
         with pytest.raises(ConfigError, match="3 tokens at once for 4 processes"):
             shared_chunks(num_tokens, chunk, 4)
+
+
+@pytest.mark.parametrize("group", [None, -100], ids=["no group", "not a member"])
+def test_a_process_without_a_group_is_told(group):
+    model = Decoder(presets.scaled(2, vocab_size=40))
+    with pytest.raises(ConfigError, match=f"(?s)group={group}.*init_process_group"):
+        inspect.unwrap(sharded_prefill)(model, torch.zeros(1, 4, dtype=torch.long), group)

@@ -116,3 +116,10 @@ def test_a_rule_that_cannot_read_in_two_phases_is_refused(residual):
         TwoPhaseRule(model.residual)
     with pytest.raises(ConfigError, match="partition=0"):
         TwoPhaseRule(model_of(1).residual, 0)
+
+
+@pytest.mark.parametrize("backend", ["eager", "reference"])
+def test_the_backend_of_the_rule_is_kept(backend):
+    model = model_of(2)
+    model.residual.backend = backend
+    assert TwoPhaseRule(model.residual).backend == backend

@@ -2,7 +2,7 @@
 
 from attention_residuals.inference.cache import KVCache
 from attention_residuals.inference.engine import Completion, Engine, Piece
-from attention_residuals.inference.prefill import Prefilled, left_padded, prefill
+from attention_residuals.inference.prefill import Prefilled, left_padded, positions_of, prefill
 from attention_residuals.inference.sampling import Sampling
 from attention_residuals.inference.sharding import ShardedCache, shard_of, sharded_prefill
 from attention_residuals.inference.text import TextStream
@@ -17,6 +17,7 @@ __all__ = [
     "ShardedCache",
     "TextStream",
     "left_padded",
+    "positions_of",
     "prefill",
     "shard_of",
     "sharded_prefill",

@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 import torch
 
 from attention_residuals.data.tokenizer import Tokenizer
-from attention_residuals.errors import ConfigError, DataError, is_count
+from attention_residuals.errors import ConfigError, is_count
 from attention_residuals.inference.cache import KVCache
-from attention_residuals.inference.prefill import positions_of, prefill
+from attention_residuals.inference.prefill import checked_schedule, positions_of, prefill
+from attention_residuals.inference.prompts import encoded_prompts
 from attention_residuals.inference.sampling import Sampling, choose
 from attention_residuals.inference.text import TextStream
 from attention_residuals.layers.residual import ResidualRule
@@ -56,19 +57,20 @@ class _Sequence(NamedTuple):
 
 
 class Engine:
-    """Generates with a decoder.
+    """Generates with a language model.
 
     Args:
-        model: Any decoder; is not changed.
+        model: Any language model; is not changed.
         tokenizer: Turns texts into tokens and back; without one, prompts are ids and there is no text.
-        residual: Another schedule of the model's residual rule, such as ``TwoPhaseRule``.
+        residual: Another schedule of the model's own rule, such as ``TwoPhaseRule(model.residual)``.
         chunk: Tokens of a prompt that are read at once.
 
     Raises:
-        ConfigError: A tokenizer of another size than the model's vocabulary.
+        ConfigError: A tokenizer of another size than the model's vocabulary, the rule of another model, or a
+            chunk below 1.
 
     Example:
-        >>> from attention_residuals.models import presets
+        >>> from attention_residuals.models import Decoder, presets
         >>> engine = Engine(Decoder(presets.scaled(2, vocab_size=300)))
         >>> found = engine.generate([[5, 6], [7]], max_new_tokens=3, sampling=Sampling(temperature=0.0))
         >>> [len(completion.tokens) for completion in found], found[0].ended
@@ -89,6 +91,9 @@ class Engine:
                 expected="the tokenizer that the model was trained with",
                 do="load tokenizer.json from the folder of the model's run",
             )
+        if not is_count(chunk):
+            raise ConfigError(got=f"chunk={chunk!r}", expected="1 or more tokens", do="2048 is usual")
+        checked_schedule(model, residual)
         self.model, self.tokenizer, self.residual, self.chunk = model, tokenizer, residual, chunk
 
     def generate(
@@ -106,20 +111,22 @@ class Engine:
         numbers), and but for rounding not on the others.
 
         Args:
-            prompts: Texts, or ids that run as they are.
+            prompts: Texts, which run behind the token that ends a text, or ids, which run as they are. An
+                empty text is a new one.
             max_new_tokens: For each prompt, 1 or more; a sequence that fills the model's context ends too.
             sampling: How tokens are chosen.
             stop: Generation ends before the first of these strings.
             batch_size: Sequences at once.
 
         Raises:
-            DataError: An empty prompt, or one that fills the context.
+            DataError: No list of prompts, or one of them is no prompt, has no token or fills the context.
             ConfigError: A number out of range, or texts without a tokenizer.
         """
-        completions = [Completion(prompt=ids) for ids in self._encoded(prompts)]
-        for _ in self._run(completions, max_new_tokens, sampling, stop, batch_size, None):
+        self._require(max_new_tokens, batch_size, stop)
+        sequences = self._sequences(prompts, stop)
+        for _ in self._run(sequences, max_new_tokens, sampling, batch_size, None):
             pass
-        return completions
+        return [sequence.completion for sequence in sequences]
 
     def stream(
         self,
@@ -130,68 +137,51 @@ class Engine:
         stop: Sequence[str] = (),
         tap: Callable[[], Tap] | None = None,
     ) -> Iterator[Piece]:
-        """Yields the completion of one prompt token by token.
+        """Yields the completion of one prompt token by token; what is wrong with the request is told at once.
 
         Args:
-            prompt: A text, or ids that run as they are.
+            prompt: A text, which runs behind the token that ends a text, or ids, which run as they are.
             max_new_tokens: 1 or more.
             sampling: How tokens are chosen.
             stop: Generation ends before the first of these strings.
             tap: Is called for a tap before each forward pass.
 
         Raises:
-            DataError: An empty prompt, or one that fills the context.
+            DataError: No prompt, one without a token, or one that fills the context.
             ConfigError: A number out of range, or a text without a tokenizer.
         """
-        completions = [Completion(prompt=ids) for ids in self._encoded([prompt])]
-        yield from self._run(completions, max_new_tokens, sampling, stop, 1, tap)
+        self._require(max_new_tokens, 1, stop)
+        return self._run(self._sequences([prompt], stop), max_new_tokens, sampling, 1, tap)
 
-    def _encoded(self, prompts: Sequence[str | Sequence[int]]) -> list[tuple[int, ...]]:
-        limit, encoded = self.model.config.max_tokens, []
-        for number, prompt in enumerate(prompts):
-            if isinstance(prompt, str):
-                if self.tokenizer is None:
-                    raise ConfigError(
-                        got="a text as a prompt, and no tokenizer",
-                        expected="a tokenizer, or prompts of token ids",
-                        do="make the engine with Engine(model, tokenizer)",
-                    )
-                ids = [self.tokenizer.end_of_text, *self.tokenizer.encode(prompt).tolist()] if prompt else []
-            else:
-                ids = [int(token) for token in prompt]
-            if not ids:
-                raise DataError(
-                    got=f"prompt {number} of {len(prompts)}, which is empty",
-                    expected="at least one character or token",
-                    do="leave it out, or begin with the token that ends a text",
-                )
-            if len(ids) >= limit:
-                raise DataError(
-                    got=f"prompt {number} of {len(ids)} tokens",
-                    expected=f"fewer than {limit}, the model's context, so that a token can follow",
-                    do="cut the prompt, or use a model with a larger max_tokens",
-                )
-            encoded.append(tuple(ids))
-        return encoded
-
-    def _run(
-        self,
-        completions: list[Completion],
-        max_new_tokens: int,
-        sampling: Sampling,
-        stop: Sequence[str],
-        batch_size: int,
-        tap: Callable[[], Tap] | None,
-    ) -> Iterator[Piece]:
+    def _require(self, max_new_tokens: int, batch_size: int, stop: Sequence[str]) -> None:
         for name, value in (("max_new_tokens", max_new_tokens), ("batch_size", batch_size)):
             if not is_count(value):
                 raise ConfigError(got=f"{name}={value!r}", expected="1 or more", do=f"pass a positive {name}")
         if stop and self.tokenizer is None:
             raise ConfigError(got="stop strings, and no tokenizer", expected="a tokenizer", do="pass one")
-        waiting = [
-            _Sequence(number, completion, TextStream(self.tokenizer, stop) if self.tokenizer else None)
-            for number, completion in enumerate(completions)
+
+    def _sequences(self, prompts: Any, stop: Sequence[str]) -> list[_Sequence]:
+        config = self.model.config
+        encoded = encoded_prompts(
+            prompts, self.tokenizer, vocab_size=config.vocab_size, max_tokens=config.max_tokens
+        )
+        return [
+            _Sequence(
+                number,
+                Completion(prompt=ids),
+                None if self.tokenizer is None else TextStream(self.tokenizer, stop),
+            )
+            for number, ids in enumerate(encoded)
         ]
+
+    def _run(
+        self,
+        waiting: list[_Sequence],
+        max_new_tokens: int,
+        sampling: Sampling,
+        batch_size: int,
+        tap: Callable[[], Tap] | None,
+    ) -> Iterator[Piece]:
         batch = _Batch(self, tap)
         while waiting or batch.sequences:
             free = batch_size - len(batch.sequences)
@@ -211,7 +201,6 @@ class _Batch:
         self.sequences: list[_Sequence] = []
         self.fresh: list[int] = []
         self.cache = KVCache()
-        self.mask = torch.ones(0, 0, dtype=torch.bool)
         self.logits = torch.empty(0)
 
     def join(self, sequences: list[_Sequence]) -> None:
@@ -234,24 +223,17 @@ class _Batch:
         self.fresh = list(range(len(self.sequences), len(self.sequences) + len(sequences)))
         self.sequences += sequences
         self.cache.join(found.cache)
-        total = self.cache.num_tokens
-        padded = [
-            torch.nn.functional.pad(part, (total - part.shape[1], 0))
-            for part in (self.mask, mask.to(device))
-            if len(part)
-        ]
-        self.mask = torch.cat(padded)
         self.logits = found.logits
 
     @torch.no_grad()
     def step(self) -> None:
         """Runs the newest token of every sequence."""
         newest = [sequence.completion.tokens[-1] for sequence in self.sequences]
-        self.mask = torch.nn.functional.pad(self.mask, (0, 1), value=True)
+        mask = self.cache.mask(1)
         self.logits = self.engine.model(
-            torch.tensor(newest, device=self.mask.device)[:, None],
-            positions=positions_of(self.mask)[:, -1:],
-            mask=None if self.mask.all() else self.mask,
+            torch.tensor(newest, device=mask.device)[:, None],
+            positions=positions_of(mask)[:, -1:],
+            mask=mask if any(self.cache.padding) else None,
             cache=self.cache,
             residual=self.engine.residual,
             tap=None if self.tap is None else self.tap(),
@@ -293,15 +275,14 @@ class _Batch:
             completion.ended = "length"
         if completion.ended is not None and one.stream is not None:
             text += one.stream.finish()
+            if one.stream.stopped:  # by the replacement of half a character
+                completion.ended = "stop string"
         completion.text += text
         return Piece(one.number, token, log_probability, text, completion.ended)
 
     def _keep(self, rows: list[int]) -> None:
         self.sequences = [self.sequences[row] for row in rows]
-        if not rows:
-            self.cache, self.mask = KVCache(), self.mask[:0, :0]
-            return
-        mask = self.mask[rows]
-        start = int(mask.any(0).int().argmax())
-        self.cache.keep(rows, start=start)
-        self.mask = mask[:, start:]
+        if rows:
+            self.cache.keep(rows, start=min(self.cache.padding[row] for row in rows))
+        else:
+            self.cache = KVCache()

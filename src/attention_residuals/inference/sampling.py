@@ -2,15 +2,15 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from attention_residuals.errors import ConfigError, DataError, NonFiniteError, ShapeError, is_count
+from attention_residuals.errors import ConfigError, DataError, NonFiniteError, ShapeError, is_count, is_finite
 
 __all__ = ["Choice", "Sampling", "choose", "filtered_probabilities"]
 
@@ -44,12 +44,27 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        for field in fields(self):  # numbers of numpy become Python's
+            object.__setattr__(self, field.name, _plain(getattr(self, field.name)))
+        penalty, temperature = self.repetition_penalty, self.temperature
         ranges = {
-            "repetition_penalty": (0 < self.repetition_penalty < math.inf, "above 0", "1.1 is mild"),
-            "temperature": (0 <= self.temperature < math.inf, "0 or more", "0 is greedy, 1 changes nothing"),
+            "repetition_penalty": (is_finite(penalty) and penalty > 0, "a number above 0", "1.1 is mild"),
+            "temperature": (
+                is_finite(temperature) and temperature >= 0,
+                "a number, 0 or more",
+                "0 is greedy, 1 changes nothing",
+            ),
             "top_k": (self.top_k is None or is_count(self.top_k), "1 or more, or None", "50 is usual"),
-            "top_p": (0 < self.top_p <= 1, "above 0, at most 1", "0.95 is usual"),
-            "min_p": (0 <= self.min_p <= 1, "0 to 1", "0.05 is usual"),
+            "top_p": (
+                is_finite(self.top_p) and 0 < self.top_p <= 1,
+                "a number above 0, at most 1",
+                "0.95 is usual, 1 takes all tokens",
+            ),
+            "min_p": (
+                is_finite(self.min_p) and 0 <= self.min_p <= 1,
+                "a number from 0 to 1",
+                "0.05 is usual, 0 takes all tokens",
+            ),
             "seed": (
                 isinstance(self.seed, int) and 0 <= self.seed < 2**63,
                 "a whole number from 0 to 2**63 - 1",
@@ -169,8 +184,14 @@ def _penalised(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
             expected=f"0 to {len(logits) - 1}, one for each logit",
             do="leave padding out, and encode with the tokenizer that the model was trained with",
         )
-    old = logits[ids]
-    return logits.index_put((ids,), torch.where(old > 0, old / penalty, old * penalty))
+    old, largest = logits[ids], torch.finfo(logits.dtype).max
+    # A penalty near 0 would make a finite logit infinite; one that is infinite already stays so.
+    new = torch.where(old > 0, old / penalty, old * penalty).clamp(-largest, largest)
+    return logits.index_put((ids,), torch.where(old.isfinite(), new, old))
+
+
+def _plain(number: Any) -> Any:
+    return number.item() if isinstance(number, np.generic) else number
 
 
 def _uniform(seed: int, sequence: int, step: int) -> float:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attention_residuals.errors import ConfigError
 from attention_residuals.inference.cache import KVCache
-from attention_residuals.inference.prefill import Prefilled, checked_prompt
+from attention_residuals.inference.prefill import Prefilled, checked_prompt, checked_schedule
 from attention_residuals.layers.residual import ResidualRule
 from attention_residuals.layers.tap import Tap
 from attention_residuals.models import LanguageModel
@@ -77,8 +77,8 @@ class ShardedCache:
         return self.cache.num_tokens + self.start
 
     def extend(
-        self, layer: int, key: Float[Tensor, "B H T K"], value: Float[Tensor, "B H T K"]
-    ) -> tuple[Float[Tensor, "B H U K"], Float[Tensor, "B H U K"]]:
+        self, layer: int, key: Float[Tensor, "B H T K"], value: Float[Tensor, "B H T _"]
+    ) -> tuple[Float[Tensor, "B H U K"], Float[Tensor, "B H U _"]]:
         """Gathers a layer's new keys and values, keeps them, and returns those that this process may see."""
         keys, values = self.cache.extend(layer, self._gathered(key), self._gathered(value))
         visible = self.cache.num_tokens + self.end
@@ -113,25 +113,34 @@ def sharded_prefill(
 
     All processes call it with the same tokens and get the same result, that of ``prefill`` but for
     rounding. Depth sources, and all else that is local to a token, exist on each process for its own tokens
-    only, so their memory falls as one over the number of processes.
+    only, so their memory falls as one over the number of processes. Whatever is wrong with the prompts is
+    found by all of them before they exchange anything. ``docs/inference.md`` has an example.
 
     Args:
         model: The same on every process.
-        tokens: The prompts, not padded.
+        tokens: The prompts, not padded; the same on every process.
         group: The processes, such as ``torch.distributed.group.WORLD``.
         chunk: Tokens at once over all processes, at least one for each.
         residual: Another schedule of the model's rule.
         tap: Is called for a tap before each chunk; it sees this process's tokens.
 
     Raises:
-        ConfigError: Fewer tokens in a chunk than processes.
-        ShapeError: More tokens than the model accepts.
+        ConfigError: Fewer tokens in a chunk than processes, no group, or the rule of another model.
+        ShapeError: More tokens than the model accepts, or no batch axis.
+        DataError: A token id out of range.
 
     Source:
         Attention Residuals (arXiv:2603.15031), section on long-context prefill.
     """
-    cache, num_ranks = KVCache(), group.size()
+    if not isinstance(group, dist.ProcessGroup):
+        raise ConfigError(
+            got=f"group={group!r}",
+            expected="a process group that this process belongs to",
+            do="call torch.distributed.init_process_group, then pass torch.distributed.group.WORLD",
+        )
     checked_prompt(model, tokens, 0, chunk)
+    checked_schedule(model, residual)
+    cache, num_ranks = KVCache(), group.size()
     pieces = shared_chunks(tokens.shape[1], chunk, num_ranks)
     last = torch.empty(0)
     for start, end in pieces:

@@ -32,7 +32,7 @@ class TextStream:
     """
 
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
-        if isinstance(stop, str) or not all(stop):
+        if isinstance(stop, str) or not all(isinstance(string, str) and string for string in stop):
             raise ConfigError(
                 got=f"stop={stop!r}",
                 expected="a list of strings, none of them empty",

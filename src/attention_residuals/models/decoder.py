@@ -116,7 +116,15 @@ class Decoder(LanguageModel):
         if cache is not None:
             cache.advance(tokens.shape[1])
         output = inputs[0] if num_logits is None else inputs[0][:, -num_logits:]
-        return F.linear(output, self.embedding.weight) if self.head is None else self.head(output)
+        return self._head(output)
+
+    def unembed(self, state: Float[Tensor, "*BT D"]) -> Float[Tensor, "*BT V"]:
+        """Makes logits of a state: the last norm, then the head."""
+        return self._head(self.norm(state))
+
+    def _head(self, output: Tensor) -> Tensor:
+        logits: Tensor = F.linear(output, self.embedding.weight) if self.head is None else self.head(output)
+        return logits
 
     def _run_layer(
         self,

@@ -83,6 +83,10 @@ class LanguageModel(nn.Module, ABC):
             ShapeError: A sequence longer than the model's, or shapes that do not fit.
         """
 
+    @abstractmethod
+    def unembed(self, state: Float[Tensor, "*BT D"]) -> Float[Tensor, "*BT V"]:
+        """Makes logits of a state as the output read's is made into logits: the last norm, then the head."""
+
 
 def checked_positions(
     config: ModelConfig,

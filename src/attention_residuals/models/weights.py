@@ -46,6 +46,7 @@ def save_model(model: LanguageModel, folder: Path | str) -> None:
         folder: Is made if it does not exist.
 
     Raises:
+        ConfigError: A model that only its own format holds.
         CheckpointError: The folder holds a model already, or cannot be written.
 
     Example:
@@ -57,6 +58,12 @@ def save_model(model: LanguageModel, folder: Path | str) -> None:
         >>> torch.equal(load_model(folder).embedding.weight, model.embedding.weight)
         True
     """
+    if not isinstance(model.config, (DecoderConfig, ConvertedConfig)):
+        raise ConfigError(
+            got=f"a {type(model).__name__}",
+            expected="a Decoder or a ConvertedModel",
+            do="save it with the function of its own format, such as save_inkling2",
+        )
     write_model(model.config, model.state_dict(), folder)
 
 

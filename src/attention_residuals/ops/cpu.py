@@ -33,6 +33,7 @@ __all__ = [
     "INVERSE_NORMS",
     "LOGITS",
     "MIX",
+    "NOT_FINITE",
     "NUM_CHUNKS",
     "NUM_SOURCES",
     "NUM_TOKENS",
@@ -51,11 +52,15 @@ __all__ = [
 COUNTER, NUM_CHUNKS, NUM_SOURCES, NUM_TOKENS, WIDTH, TILE, SCRATCH, SCRATCH_BYTES = range(8)
 EPS, DIRECTION, BIAS, OUTPUT_GAIN, LOGITS, INVERSE_NORMS, OUTPUT_NORM, MIX = range(8, 16)
 GRAD_MIX, GRAD_LOGITS, GRAD_BIAS, GRAD_DIRECTION, GRAD_GAIN = range(16, 21)
-SOURCES = 21
+NOT_FINITE = 21
+"""The kernels write 1 here when a logit is infinite or no number."""
+SOURCES = 22
 """From here on: S addresses of sources, S of their gradients, and S ones where those are added to."""
 
-# Sums may be reordered and contracted; infinities and NaN keep their meaning.
-_FAST = {"reassoc", "contract", "nsz", "arcp"}
+# How every function of the kernels is compiled. Sums may be reordered and contracted; infinities and NaN keep
+# their meaning. A division by zero gives one of them, as numpy has it: Python's error would end a callback
+# unseen, and leave its results unwritten.
+_inlined = njit(fastmath={"reassoc", "contract", "nsz", "arcp"}, error_model="numpy", forceinline=True)
 
 
 @intrinsic
@@ -136,13 +141,13 @@ def _store_typed(row, index, number):
     return rounded
 
 
-@njit(fastmath=_FAST, forceinline=True)
+@_inlined
 def _row(table, place, token, like):
     """Points to a token's row of a [N, D] tensor."""
     return _pointer(table[place] + table[WIDTH] * token * _size(like), like)
 
 
-@njit(fastmath=_FAST, forceinline=True)
+@_inlined
 def _softmax(weights, num_sources):
     """Turns logits into weights, in place."""
     maximum = -np.float32(np.inf)
@@ -156,7 +161,7 @@ def _softmax(weights, num_sources):
         weights[source] /= total
 
 
-@njit(fastmath=_FAST, forceinline=True)
+@_inlined
 def _mix_row(table, token, weights, mixed, like):
     """Sums the weighted rows of a token, four sources at a time."""
     num_sources, width = table[NUM_SOURCES], table[WIDTH]
@@ -177,7 +182,14 @@ def _mix_row(table, token, weights, mixed, like):
         source += 1
 
 
-@njit(fastmath=_FAST, forceinline=True)
+@_inlined
+def _note(table, logit):
+    """Notes a logit that is not finite; whichever thread does so writes the same."""
+    if not abs(logit) < np.float32(np.inf):
+        table[NOT_FINITE] = 1
+
+
+@_inlined
 def _scores(table, source, token, like):
     """Writes logit and inverse norm of a source at a token, and returns the logit."""
     one, width = np.float32(1), table[WIDTH]
@@ -195,10 +207,11 @@ def _scores(table, source, token, like):
         logit += bias[place]
     inverse_norms[place] = inverse
     logits[place] = logit
+    _note(table, logit)
     return logit
 
 
-@njit(fastmath=_FAST, forceinline=True)
+@_inlined
 def _write_mix(table, token, mixed, like):
     """Writes the mix of a token, normalised where a gain is given."""
     one, width = np.float32(1), table[WIDTH]
@@ -217,7 +230,7 @@ def _write_mix(table, token, mixed, like):
         _store(mix, d, mixed[d] * inverse * gain[d])
 
 
-@njit(fastmath=_FAST, forceinline=True)
+@_inlined
 def _forward(table, chunk, like):
     one = np.float32(1)
     num_sources, num_tokens, tile = table[NUM_SOURCES], table[NUM_TOKENS], table[TILE]
@@ -236,7 +249,7 @@ def _forward(table, chunk, like):
             _write_mix(table, first + number, mixed, like)
 
 
-@njit(fastmath=_FAST, forceinline=True)
+@_inlined
 def _grad_of_mix(table, chunk, token, weights, mixed, grad, like):
     """Writes the gradient with respect to the raw mix of a token into ``grad``."""
     one, width = np.float32(1), table[WIDTH]
@@ -263,7 +276,7 @@ def _grad_of_mix(table, chunk, token, weights, mixed, grad, like):
         grad[d] = (grad[d] - mixed[d] * projection) * inverse
 
 
-@njit(fastmath=_FAST, forceinline=True)
+@_inlined
 def _grad_of_logits(table, token, weights, dots):
     """Turns the products of gradient and values into gradients of logits, in place."""
     one, num_sources = np.float32(1), table[NUM_SOURCES]
@@ -280,7 +293,7 @@ def _grad_of_logits(table, token, weights, dots):
             grad_bias[place] = dots[source]
 
 
-@njit(fastmath=_FAST, forceinline=True)
+@_inlined
 def _grad_of_source(table, source, token, weight, grad_logit, grad, grad_direction, like):
     """Writes, or adds, the gradient of a source at a token, and adds to that of the direction."""
     one, num_sources, width = np.float32(1), table[NUM_SOURCES], table[WIDTH]
@@ -311,7 +324,7 @@ def _grad_of_source(table, source, token, weight, grad_logit, grad, grad_directi
             _store(out, d, weight * grad[d] + by_dot * direction[d] - by_norm * number)
 
 
-@njit(fastmath=_FAST, forceinline=True)
+@_inlined
 def _backward(table, chunk, like):
     one = np.float32(1)
     num_sources, num_tokens, width, tile = table[NUM_SOURCES], table[NUM_TOKENS], table[WIDTH], table[TILE]

@@ -11,12 +11,11 @@ import zlib
 
 import numpy as np
 import torch
-from numba import njit, types
+from numba import types
 from numba.extending import overload
 
 from attention_residuals.ops import cpu
 from attention_residuals.ops.cpu import (
-    _FAST,
     DIRECTION,
     EPS,
     INVERSE_NORMS,
@@ -28,7 +27,9 @@ from attention_residuals.ops.cpu import (
     SCRATCH_BYTES,
     SOURCES,
     WIDTH,
+    _inlined,
     _load,
+    _note,
     _pointer,
     _row,
     _scores,
@@ -56,7 +57,7 @@ NUM_FINISHED, FINISHED_LOGITS, FINISHED_NORMS, NUM_EXTRA = range(5, 9)
 _STEP = 512  # channels handled together: those of some queries and all rows of a token stay in the L1 cache
 
 
-@njit(fastmath=_FAST, forceinline=True)
+@_inlined
 def _extra(table, place):
     return table[SOURCES + table[NUM_SOURCES] + place]
 
@@ -96,7 +97,7 @@ def _plain_row_typed(table, source, token, unpacked, like):
     )
 
 
-@njit(fastmath=_FAST, forceinline=True)
+@_inlined
 def _norms(table, token, unpacked, like):
     """Writes the inverse norms that are not known yet."""
     one, width, num_tokens = np.float32(1), table[WIDTH], table[NUM_TOKENS]
@@ -108,14 +109,14 @@ def _norms(table, token, unpacked, like):
         inverse_norms[source * num_tokens + token] = one / math.sqrt(square / np.float32(width) + numbers[0])
 
 
-@njit(fastmath=_FAST, forceinline=True)
+@_inlined
 def _direction(table, query):
     """Points to a direction; those past the last are the last."""
     last = _extra(table, NUM_QUERIES) - 1
     return _pointer(table[DIRECTION] + 4 * table[WIDTH] * min(query, last), np.float32(1))
 
 
-@njit(fastmath=_FAST, forceinline=True)
+@_inlined
 def _dots(table, token, dots, unpacked, like):
     """Multiplies all rows of a token with all directions, two rows and four directions at a time."""
     num_sources, num_queries, width = table[NUM_SOURCES], _extra(table, NUM_QUERIES), table[WIDTH]
@@ -151,7 +152,7 @@ def _dots(table, token, dots, unpacked, like):
                 dots[place + 3 * stride + 1] += ye
 
 
-@njit(fastmath=_FAST, forceinline=True)
+@_inlined
 def _weigh(table, token, dots):
     """Turns products into exponentials of the distance to the largest logit, in place, and writes statistics."""
     one, num_tokens = np.float32(1), table[NUM_TOKENS]
@@ -176,7 +177,7 @@ def _weigh(table, token, dots):
         denominators[query * num_tokens + token] = total
 
 
-@njit(fastmath=_FAST, forceinline=True)
+@_inlined
 def _mixes(table, token, weights, unpacked, like):
     """Writes the weighted sums of a token's rows, four rows at a time; rows past the last weigh nothing."""
     one, width, num_tokens = np.float32(1), table[WIDTH], table[NUM_TOKENS]
@@ -200,7 +201,7 @@ def _mixes(table, token, weights, unpacked, like):
                         mix[d] += wa * a[d] + wb * b[d] + wc * c[d] + we * e[d]
 
 
-@njit(fastmath=_FAST, forceinline=True)
+@_inlined
 def _phase_1(table, chunk, like):
     start = table[SCRATCH] + chunk * table[SCRATCH_BYTES]
     weights = _pointer(start, np.float32(1))
@@ -214,7 +215,7 @@ def _phase_1(table, chunk, like):
         _mixes(table, token, weights, unpacked, like)
 
 
-@njit(fastmath=_FAST, forceinline=True)
+@_inlined
 def _copy_finished(table, first, last):
     """Puts what phase 1 found before the logits and inverse norms of the live sources."""
     one, num_tokens, num_finished = np.float32(1), table[NUM_TOKENS], _extra(table, NUM_FINISHED)
@@ -226,10 +227,11 @@ def _copy_finished(table, first, last):
         there = source * _extra(table, NUM_QUERIES) * num_tokens
         for token in range(first, last):
             logits[source * num_tokens + token] = found_logits[there + token]
+            _note(table, found_logits[there + token])
             inverse_norms[source * num_tokens + token] = found_norms[source * num_tokens + token]
 
 
-@njit(fastmath=_FAST, forceinline=True)
+@_inlined
 def _merge_row(table, token, weights, mixed, like):
     """Scores the live sources of a token and mixes them with what phase 1 found."""
     one, num_live, width = np.float32(1), table[NUM_SOURCES], table[WIDTH]
@@ -254,7 +256,7 @@ def _merge_row(table, token, weights, mixed, like):
             mixed[d] += weight * _load(row, d)
 
 
-@njit(fastmath=_FAST, forceinline=True)
+@_inlined
 def _read(table, chunk, like):
     one, width = np.float32(1), table[WIDTH]
     start = table[SCRATCH] + chunk * table[SCRATCH_BYTES]

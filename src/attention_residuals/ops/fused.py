@@ -71,9 +71,11 @@ def depth_attention(
     elif torch.is_grad_enabled():
         mix, logits, inverse_norms, _ = _DepthAttention.apply(*arguments)  # type: ignore[no-untyped-call]
     else:
-        mix, logits, inverse_norms, _ = _forward(
+        (mix, logits, inverse_norms, _), all_finite = _looked_at(
             list(unstacked), pseudo_query, key_gain, eps, logit_bias, output_gain, output_eps or 0.0
         )
+        if all_finite:
+            return DepthRead(mix, logits, inverse_norms)
     return require_finite(DepthRead(mix, logits, inverse_norms), logit_bias)
 
 
@@ -208,6 +210,19 @@ def _forward(
     output_gain: Tensor | None,
     output_eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return _looked_at(sources, pseudo_query, key_gain, eps, logit_bias, output_gain, output_eps)[0]
+
+
+def _looked_at(
+    sources: list[Tensor],
+    pseudo_query: Tensor,
+    key_gain: Tensor,
+    eps: float,
+    logit_bias: Tensor | None,
+    output_gain: Tensor | None,
+    output_eps: float,
+) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], bool]:
+    """Runs the kernel forward; says too whether all logits are finite, since it costs much to look again."""
     cpu = cpu_kernels()
     sources = [source.contiguous() for source in sources]
     first, rows = sources[0], sources[0].shape[:-1]
@@ -228,8 +243,8 @@ def _forward(
         cpu.OUTPUT_NORM: address_of(output_norms),
         cpu.MIX: mix.data_ptr(),
     }
-    _launch("forward", sources, [source.data_ptr() for source in sources], addresses)
-    return mix, logits, inverse_norms, output_norms
+    table = _launch("forward", sources, [source.data_ptr() for source in sources], addresses)
+    return (mix, logits, inverse_norms, output_norms), not table[cpu.NOT_FINITE]
 
 
 def _backward(
@@ -296,8 +311,10 @@ def _place(source: Tensor, wanted: bool, node: Any) -> tuple[Tensor, int, int]:
     return source.new_empty(0), node.total.data_ptr(), 0
 
 
-def _launch(direction: str, sources: list[Tensor], per_source: list[int], addresses: dict[int, int]) -> None:
-    """Fills the address table and runs a kernel."""
+def _launch(
+    direction: str, sources: list[Tensor], per_source: list[int], addresses: dict[int, int]
+) -> ctypes.Array[ctypes.c_int64]:
+    """Fills the address table, runs a kernel and returns the table."""
     cpu = cpu_kernels()
     num_sources, width, num_chunks = len(sources), sources[0].shape[-1], num_chunks_of(sources[0])
     row_bytes = num_sources * width * sources[0].element_size()
@@ -314,6 +331,7 @@ def _launch(direction: str, sources: list[Tensor], per_source: list[int], addres
     small = num_sources * sources[0].numel() < SMALL
     num_threads = 1 if small else min(torch.get_num_threads(), num_chunks)
     threads.run(cpu.kernel(direction, sources[0].dtype), ctypes.addressof(filled), num_threads)
+    return filled
 
 
 def num_chunks_of(source: Tensor) -> int:

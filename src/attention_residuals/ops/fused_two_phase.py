@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attention_residuals.ops import threads
-from attention_residuals.ops.depth_read import DepthRead
+from attention_residuals.ops.depth_read import DepthRead, require_finite
 from attention_residuals.ops.fused import SMALL, address_of, as_float32, cpu_kernels, num_chunks_of
 from attention_residuals.ops.phases import Phase1
 
@@ -79,7 +79,11 @@ def read(
     output_gain: Tensor | None,
     output_eps: float | None,
 ) -> DepthRead:
-    """Scores the live sources, merges them with the results of phase 1 and normalises, in one pass."""
+    """Scores the live sources, merges them with the results of phase 1 and normalises, in one pass.
+
+    Raises:
+        NonFiniteError: A source holds NaN or infinity.
+    """
     cpu, kernels = cpu_kernels(), _kernels()
     outputs, maxima, denominators, found_logits, found_norms = (tensor.contiguous() for tensor in found[:5])
     num_finished, num_queries, shape = len(found_norms), len(outputs), outputs.shape[1:]
@@ -107,8 +111,10 @@ def read(
         kernels.FINISHED_LOGITS: found_logits.data_ptr() + 4 * site * num_tokens,
         kernels.FINISHED_NORMS: found_norms.data_ptr(),
     }
-    _launch("read", sources, mix, addresses, extra, shape[-1] + len(live), len(live) + 1)
-    return DepthRead(mix, logits, inverse_norms)
+    filled = _launch("read", sources, mix, addresses, extra, shape[-1] + len(live), len(live) + 1)
+    result = DepthRead(mix, logits, inverse_norms)
+    # A look at the logits from here would cost as much as the kernel, so it has looked.
+    return require_finite(result) if filled[cpu.NOT_FINITE] else result
 
 
 def _launch(
@@ -119,8 +125,8 @@ def _launch(
     extra: dict[int, int],
     floats: int,
     passes: int,
-) -> None:
-    """Fills the address table and runs a kernel over tokens of the shape of ``like``.
+) -> ctypes.Array[ctypes.c_int64]:
+    """Fills the address table, runs a kernel over tokens of the shape of ``like`` and returns the table.
 
     ``floats`` is the scratch space of a chunk of tokens, ``passes`` how many times the work is that of one
     source.
@@ -143,6 +149,7 @@ def _launch(
     filled = (ctypes.c_int64 * len(table))(*table)
     num_threads = 1 if passes * like.numel() < SMALL else min(torch.get_num_threads(), num_chunks)
     threads.run(kernels.kernel(name, like.dtype), ctypes.addressof(filled), num_threads)
+    return filled
 
 
 def _with_huge_pages(tensor: Tensor) -> Tensor:

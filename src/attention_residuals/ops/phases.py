@@ -9,7 +9,7 @@ from torch import Tensor
 
 from attention_residuals.errors import BackendError, ShapeError, nearest
 from attention_residuals.ops.backends import BACKENDS, refuse_transforms
-from attention_residuals.ops.depth_read import checked_sources
+from attention_residuals.ops.depth_read import checked_sources, compute_dtype
 from attention_residuals.ops.fused import is_plain
 
 __all__ = ["Phase1", "Phase2", "checked_blocks", "checked_live", "chosen_for_phases"]
@@ -84,8 +84,10 @@ def checked_live(
     """Returns the live sources as a tuple, empty for None, or raises.
 
     Raises:
-        ShapeError: There is no such site, or the live sources do not fit together or to phase 1.
+        ShapeError: There is no such site, the tensors of phase 1 do not fit together, or the live sources do
+            not fit together or to phase 1.
     """
+    _require_whole(found)
     if not 0 <= site < len(found.outputs):
         raise ShapeError(
             got=f"site number {site}",
@@ -101,6 +103,32 @@ def checked_live(
             do="write every source with the shape and dtype of the embedding",
         )
     return sources
+
+
+def _require_whole(found: Phase1) -> None:
+    """Raises if the tensors of a phase 1 are not of one piece, as ``phase_1`` makes them; kernels trust them."""
+    outputs, maxima, denominators, logits, inverse_norms, like = found
+    sites, dtype, device = maxima.shape, compute_dtype(like.dtype), like.device
+    if not (
+        sites
+        and outputs.shape[:-1] == denominators.shape == logits.shape[1:] == sites
+        and inverse_norms.shape == logits.shape[:1] + sites[1:]
+        and outputs.dtype
+        is maxima.dtype
+        is denominators.dtype
+        is logits.dtype
+        is inverse_norms.dtype
+        is dtype
+        and outputs.device == maxima.device == denominators.device == logits.device == device
+        and inverse_norms.device == device
+    ):
+        given = zip(Phase1._fields, found, strict=True)
+        raise ShapeError(
+            got="a Phase1 of "
+            + ", ".join(f"{name} {tensor.dtype}{list(tensor.shape)}" for name, tensor in given),
+            expected=f"the same sites, sources and tokens in all, in {dtype} on {device}",
+            do="pass what phase_1 returned; cut or cast all of its tensors alike",
+        )
 
 
 def chosen_for_phases(name: str, source: Tensor, given: Sequence[Tensor | None]) -> str:

@@ -23,8 +23,11 @@ _counters: list[Traffic] = []
 def counting() -> Iterator[Traffic]:
     """Counts what runs inside.
 
-    A tensor that an operation takes counts once each time: the fused operations read it that often. What
-    sublayers and their norms read is not counted.
+    A tensor that an operation takes counts once each time: the fused operations read it that often.
+
+    Not counted: what sublayers and their norms read and write; parameters, logits, weights and inverse norms,
+    which are small beside vectors of the model's width; backward passes; other processes. Nor is it measured
+    what really came from memory: the processor's caches save some of it.
 
     Example:
         >>> import torch

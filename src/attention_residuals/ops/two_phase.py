@@ -211,7 +211,7 @@ def read_open_block(
             phase_1, site, sources, pseudo_query, key_gain, eps, output_gain, output_eps
         )
         traffic.note((*sources, phase_1.outputs[site]), (read.mix,))
-        return require_finite(read)
+        return read
     scores = phase_2(sources, pseudo_query, key_gain, eps=eps) if sources else None
     logits, inverse_norms = phase_1.logits[:, site], phase_1.inverse_norms
     if scores is not None:

@@ -142,10 +142,14 @@ def restore(checkpoint: Path, model: LanguageModel, optimizer: Optimizer) -> tup
 def load_checkpoint_model(run_folder: Path | str) -> LanguageModel:
     """Reads the model of a run's newest checkpoint.
 
+    Args:
+        run_folder: Of the run, or the folder that ``attnres train`` wrote, which holds it as ``run``.
+
     Raises:
         CheckpointError: There is no checkpoint, or the newest one is damaged.
     """
-    checkpoint = newest_checkpoint(Path(run_folder))
+    inner = Path(run_folder) / "run"
+    checkpoint = newest_checkpoint(inner if inner.is_dir() else Path(run_folder))
     if checkpoint is None:
         raise CheckpointError(
             got=f"{run_folder} without a checkpoint", expected="a run folder", do="train first"

@@ -29,7 +29,8 @@ class TwoPhaseRule(AttnResRule):
     """Another schedule of a rule's reads, with the rule's own parameters: the same numbers, other traffic.
 
     At the first site of a partition, the sources that are finished by then are read once for all its sites;
-    each site adds the sources that have come since. Give it to a decoder as ``residual``.
+    each site adds the sources that have come since. Give it to a model as ``residual``. It begins with the
+    rule's ``backend``.
 
     Args:
         rule: The rule of a model.
@@ -59,6 +60,7 @@ class TwoPhaseRule(AttnResRule):
             )
         ResidualRule.__init__(self, rule.num_layers, rule.width)
         self.config, self.readers, self._sites = rule.config, rule.readers, rule._sites
+        self.backend = rule.backend
         size = rule.config.sublayers_per_block
         default = size if size > 1 else round(math.sqrt(2 * rule.num_layers))
         self.partition = default if partition is None else partition

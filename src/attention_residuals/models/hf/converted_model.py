@@ -116,6 +116,15 @@ class ConvertedModel(LanguageModel):
             cache.advance(tokens.shape[1])
         return logits if num_logits is None else logits[:, -num_logits:]
 
+    def unembed(self, state: Float[Tensor, "*BT D"]) -> Float[Tensor, "*BT V"]:
+        """Makes logits of a state: the model's last norm, its head, and what it does to logits."""
+        config = self.transformers.config.get_text_config()
+        norm = self.transformers.get_submodule(self.config.norms[-1])
+        logits: Tensor = self.transformers.get_output_embeddings()(norm(state))  # type: ignore[no-untyped-call]
+        logits = logits / getattr(config, "logits_scaling", 1.0)
+        cap = getattr(config, "final_logit_softcapping", None)
+        return logits if cap is None else cap * torch.tanh(logits / cap)
+
     def train(self, mode: bool = True) -> "ConvertedModel":
         """Leaves dropout off, whatever the mode."""
         super().train(False)
