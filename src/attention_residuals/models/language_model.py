@@ -46,7 +46,7 @@ class ModelConfig(Protocol):
 
 
 class LanguageModel(nn.Module, ABC):
-    """A causal language model around a residual rule; ``Decoder`` and ``ConvertedModel`` are the two there are.
+    """A causal language model around a residual rule; ``Decoder``, ``ConvertedModel`` and ``Inkling2Model`` are there.
 
     ``config`` says what it is, and ``residual`` is its rule.
     """

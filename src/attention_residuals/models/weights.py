@@ -51,7 +51,7 @@ def save_model(model: LanguageModel, folder: Path | str) -> None:
 
     Example:
         >>> import tempfile
-        >>> from attention_residuals.models import presets
+        >>> from attention_residuals.models import Decoder, presets
         >>> folder = tempfile.mkdtemp()
         >>> model = Decoder(presets.scaled(2, vocab_size=300))
         >>> save_model(model, folder)

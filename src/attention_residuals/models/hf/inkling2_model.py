@@ -256,17 +256,13 @@ def _masks(text: Any, embedding: Tensor, positions: Tensor, mask: Tensor | None)
         "cache": None,
         "position_ids": positions,
     }
-    distance = {
-        sliding: get_relative_distance(embedding, None, is_sliding=sliding) for sliding in (False, True)
-    }
+    # As far back as it is, in tokens: the same for both kinds of attention where there is no cache.
+    distance = get_relative_distance(embedding, None, is_sliding=False)
     return {
-        "full_attention": {
-            "attention_mask": create_causal_mask(**told),
-            "relative_distance": distance[False],
-        },
+        "full_attention": {"attention_mask": create_causal_mask(**told), "relative_distance": distance},
         "sliding_attention": {
             "attention_mask": create_sliding_window_causal_mask(**told),
-            "relative_distance": distance[True],
+            "relative_distance": distance,
         },
         "conv_mask": create_recurrent_attention_mask(**told),
     }
