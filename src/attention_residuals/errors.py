@@ -12,6 +12,7 @@ __all__ = [
     "ConfigError",
     "ConversionError",
     "DataError",
+    "EditError",
     "NewerFormatError",
     "NonFiniteError",
     "ShapeError",
@@ -79,6 +80,10 @@ class BackendError(AttentionResidualsError, RuntimeError):
 
 class TapError(AttentionResidualsError, RuntimeError):
     """A tap that returned what cannot stand in for what it was offered."""
+
+
+class EditError(TapError):
+    """An edit that cannot be made on this model or text, or that was made and changed nothing."""
 
 
 def is_count(value: object) -> bool:

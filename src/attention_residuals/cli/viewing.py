@@ -75,7 +75,7 @@ def trace_command(
 
 def pictures(trace: Trace) -> dict[str, Figure]:
     """Draws the mixing matrix, and where weights are shares, average routing and the routing of each token."""
-    footer = f"n = {trace.tokens.numel()} tokens, {trace.about['dtype']}"
+    footer = f"n = {int(trace.real.sum())} tokens, {trace.about['dtype']}"
     matrix = mixing_matrix(trace).average(trace)
     figures = {"mixing.png": mixing_map(matrix, title="What each read holds of each output", footer=footer)}
     if any(site.weights.min() < 0 or site.weights.max() > 1.01 for site in trace.sites):

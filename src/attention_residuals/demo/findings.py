@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from attention_residuals.data import Corpus, sequential
-from attention_residuals.stats import average_routing, embedding_share, normalised_entropy, output_magnitude
+from attention_residuals.stats import embedding_share, normalised_entropy, output_magnitude, site_means
 from attention_residuals.trace import GradientRecorder, Trace, record
 from attention_residuals.train import evaluate, load_checkpoint_model, load_run
 from attention_residuals.train.evaluation import document_mask, total_nats
@@ -158,7 +158,7 @@ def _judged(gain: float, least: float) -> str:
 
 
 def _departure(trace: Trace) -> str:
-    entropies = {site.site: normalised_entropy(trace, site.site).mean().item() for site in trace.sites[1:]}
+    entropies = site_means(trace, normalised_entropy)
     sharpest = min(entropies, key=lambda site: entropies[site])
     mean = sum(entropies.values()) / len(entropies)
     seen = "Seen" if mean < 0.98 else "Hardly seen"
@@ -171,7 +171,7 @@ def _departure(trace: Trace) -> str:
 
 def _locality(trace: Trace) -> str:
     sites = [site for site in trace.sites if len(site.source_names) > 1]
-    means = {site.site: site.weights.mean((1, 2)) for site in sites}
+    means = {site.site: site.weights[:, trace.real].mean(1) for site in sites}
     newest_first = sum(int(weights.argmax()) == len(weights) - 1 for weights in means.values())
     excess = sum(float(weights[-1]) - 1 / len(weights) for weights in means.values()) / len(sites)
     side = "above" if excess >= 0 else "below"
@@ -183,11 +183,10 @@ def _locality(trace: Trace) -> str:
 
 
 def _embedding(trace: Trace) -> str:
-    shares = {}
+    means, shares = site_means(trace, embedding_share), {}
     for kind in ("attention", "mlp"):
-        names = average_routing(trace, kind).sites
-        names = names[1:] if kind == "attention" else names
-        shares[kind] = sum(embedding_share(trace, name).mean().item() for name in names) / len(names)
+        own = [mean for name, mean in means.items() if name.endswith(kind)]
+        shares[kind] = sum(own) / len(own)
     used, more = min(shares.values()) > 0.02, shares["attention"] > shares["mlp"]
     seen = "Seen" if used and more else "Seen in part" if used or more else "Not seen"
     return (

@@ -43,7 +43,8 @@ def write_demo_report(
             + ", ".join(f"{found.name} {found.seconds:.0f} s" for found in findings),
             "Parameters": ", ".join(f"{found.name} {found.num_parameters:,}" for found in findings),
             "Measured on": f"loss: {routed.num_held_out:,} tokens of held-out files; magnitudes, gradients and "
-            f"routing: the first {routed.trace.tokens.numel():,} of them",
+            f"routing: {int(routed.trace.real.sum()):,} of the first {routed.trace.tokens.numel():,} of them, "
+            "ends of texts left out of routing and magnitudes",
             "Software": f"attention-residuals {routed.trace.about['attention_residuals']}, "
             f"torch {routed.trace.about['torch']}, Python {routed.trace.about['python']}",
         },
@@ -52,7 +53,7 @@ def write_demo_report(
 
 def _figures(standard: Findings, routed: Findings) -> dict[str, Figure]:
     both = (standard, routed)
-    footer = f"n = {routed.trace.tokens.numel()} held-out tokens, float32, 1 seed"
+    footer = f"n = {int(routed.trace.real.sum())} held-out tokens, float32, 1 seed"
     num_layers = len(standard.magnitudes)
     shown = [
         f"L{num_layers // 2}.attention",

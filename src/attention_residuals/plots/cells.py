@@ -53,17 +53,17 @@ def draw_cells(axes: Axes, weights: Tensor, *, scale: Scale, written: bool) -> N
         axes.text(column, row, f"{weight:.2f}", ha="center", va="center", fontsize=7.5, color=colour)
 
 
-def add_scale(figure: Figure, scale: Scale) -> None:
-    """Draws the one scale of all panels at the left of the key."""
+def add_scale(figure: Figure, scale: Scale, *, label: str = "weight", left: float = 0.75) -> None:
+    """Draws a scale in the key, the one of all panels at its left; ``left`` is in inches."""
     width, height = figure.get_size_inches()
-    bar = figure.add_axes((0.75 / width, style.key_top(figure) - 0.23 / height, 1.7 / width, 0.13 / height))
+    bar = figure.add_axes((left / width, style.key_top(figure) - 0.23 / height, 1.7 / width, 0.13 / height))
     extent = (scale.low, scale.high, 0, 1)
     bar.imshow(np.linspace(0, 1, 256)[None], cmap=scale.colours, aspect="auto", extent=extent)
     middle = (scale.low + scale.high) / 2
     bar.set_xticks(
         [scale.low, middle, scale.high], labels=[f"{tick:.2g}" for tick in (scale.low, middle, scale.high)]
     )
-    bar.set_yticks([0.5], labels=["weight"])
+    bar.set_yticks([0.5], labels=[label])
     bar.tick_params(axis="y", length=0)
     bar.spines[:].set_visible(False)
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from attention_residuals.errors import ConfigError
 from attention_residuals.ops.eager import without_autocast
-from attention_residuals.stats.routing import Routing, real_tokens
+from attention_residuals.stats.routing import Routing
 from attention_residuals.trace import SiteTrace, Trace
 
 __all__ = ["MixingMatrix", "mixing_matrix", "semiseparable_order", "writer_weights"]
@@ -44,7 +44,7 @@ class MixingMatrix(NamedTuple):
         weights = self.weights
         if self.parts:
             weights = weights.mean(-1) if part is None else weights[..., self.parts.index(part)]
-        average = weights[:, :, real_tokens(trace)].mean(-1)
+        average = weights[:, :, trace.real].mean(-1)
         written = torch.arange(len(self.writers)) <= torch.arange(len(self.reads))[:, None]
         average = average.masked_fill(~written, torch.nan)
         return Routing(self.reads, self.writers, average, torch.zeros_like(average, dtype=torch.bool))

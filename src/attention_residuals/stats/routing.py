@@ -1,6 +1,7 @@
-"""Statistics of traces: where sites read, on average, and how large the state grows."""
+"""Where sites read, on average and token by token, and how large the state grows."""
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -8,16 +9,13 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from attention_residuals.errors import ConfigError
-from attention_residuals.layers.tap import EMBEDDING
-from attention_residuals.trace import SiteTrace, Trace
+from attention_residuals.trace import SiteTrace, Trace, source_identity
 
 __all__ = [
     "Routing",
     "average_routing",
-    "embedding_share",
-    "normalised_entropy",
     "output_magnitude",
-    "real_tokens",
+    "site_means",
     "token_routing",
 ]
 
@@ -35,13 +33,8 @@ class Routing(NamedTuple):
     is_open: Bool[Tensor, "R C"]
 
 
-def real_tokens(trace: Trace) -> Bool[Tensor, "B T"]:
-    """Tells which tokens are real: all where the trace has no mask."""
-    return torch.ones_like(trace.tokens, dtype=torch.bool) if trace.mask is None else trace.mask
-
-
 def average_routing(trace: Trace, kind: str) -> Routing:
-    """Averages the weights over all real tokens (paper, Fig. 8).
+    """Averages the weights over all real tokens (paper, Fig. 8); the weights of duplicate sources are added.
 
     Args:
         trace: A recorded pass.
@@ -53,9 +46,7 @@ def average_routing(trace: Trace, kind: str) -> Routing:
     Raises:
         ConfigError: The trace has no sites of that kind.
     """
-    return _routing(
-        [(site, site.token_weights[:, real_tokens(trace)].mean(1)) for site in _sites(trace, kind)]
-    )
+    return _routing([(site, site.token_weights[:, trace.real].mean(1)) for site in _sites(trace, kind)])
 
 
 def token_routing(trace: Trace, kind: str, *, row: int, token: int) -> Routing:
@@ -67,25 +58,29 @@ def token_routing(trace: Trace, kind: str, *, row: int, token: int) -> Routing:
     return _routing([(site, site.token_weights[:, row, token]) for site in _sites(trace, kind)])
 
 
-def normalised_entropy(trace: Trace, site: str) -> Float[Tensor, "B T"]:
-    """Measures how spread a site's weights are: 0 reads one source, 1 reads all alike.
+def site_means(trace: Trace, statistic: Callable[[Trace, str], Float[Tensor, "B T"]]) -> dict[str, float]:
+    """Averages a statistic over the real tokens of each read that has a choice, two distinct sources or more.
 
-    The entropy is divided by the logarithm of the number of sources, so that sites compare. NaN where
-    there is only one source.
+    Args:
+        trace: A recorded pass.
+        statistic: Any that gives one number a token, such as ``normalised_entropy``; options through
+            ``functools.partial``.
+
+    Returns:
+        By the read's name.
+
+    Example:
+        >>> from attention_residuals import Decoder, presets, record
+        >>> from attention_residuals.stats import normalised_entropy
+        >>> trace = record(Decoder(presets.scaled(2, vocab_size=9)), torch.tensor([[5, 6]]))
+        >>> sorted(site_means(trace, normalised_entropy))
+        ['L0.mlp', 'L1.attention', 'L1.mlp', 'output']
     """
-    weights = trace[site].token_weights
-    if len(weights) == 1:
-        return torch.full_like(weights[0], math.nan)
-    entropies: Tensor = torch.special.entr(weights).sum(0)
-    return entropies / math.log(len(weights))
-
-
-def embedding_share(trace: Trace, site: str) -> Float[Tensor, "B T"]:
-    """Measures how much of a site's weight is on the embedding, 0 to 1; NaN where it is no source."""
-    names = trace[site].source_names
-    if EMBEDDING not in names:
-        return torch.full_like(trace[site].token_weights[0], math.nan)
-    return trace[site].token_weights[names.index(EMBEDDING)]
+    return {
+        site.name: statistic(trace, site.name)[trace.real].mean().item()
+        for site in trace
+        if len(set(site.same_as)) > 1
+    }
 
 
 def output_magnitude(trace: Trace) -> tuple[float, ...]:
@@ -99,12 +94,12 @@ def output_magnitude(trace: Trace) -> tuple[float, ...]:
     """
     first_reads = {site.site: site for site in reversed(trace.sites) if not site.site.endswith(".mlp")}
     readers = list(reversed(first_reads.values()))[1:]
-    squares = [site.source_norms[-1][real_tokens(trace)].square().mean() / trace.width for site in readers]
+    squares = [site.source_norms[-1][trace.real].square().mean() / trace.width for site in readers]
     return tuple(square.sqrt().item() for square in squares)
 
 
 def _sites(trace: Trace, kind: str) -> list[SiteTrace]:
-    sites = [site for site in trace.sites if site.site == kind or site.site.endswith(f".{kind}")]
+    sites = [site.distinct() for site in trace if site.site == kind or site.site.endswith(f".{kind}")]
     if not sites:
         raise ConfigError(
             got=f"kind {kind!r}", expected="sites of that kind", do="use 'attention', 'mlp' or 'output'"
@@ -116,16 +111,11 @@ def _routing(rows: list[tuple[SiteTrace, Tensor]]) -> Routing:
     columns: dict[str, int] = {}
     for site, _ in rows:
         for name in site.source_names:
-            columns.setdefault(_identity(name), len(columns))
+            columns.setdefault(source_identity(name), len(columns))
     weights = torch.full((len(rows), len(columns)), math.nan)
     is_open = torch.zeros(len(rows), len(columns), dtype=torch.bool)
     for number, (site, mean) in enumerate(rows):
         for name, weight in zip(site.source_names, mean, strict=True):
-            weights[number, columns[_identity(name)]] = weight
-            is_open[number, columns[_identity(name)]] = ".open@" in name
+            weights[number, columns[source_identity(name)]] = weight
+            is_open[number, columns[source_identity(name)]] = ".open@" in name
     return Routing(tuple(site.name for site, _ in rows), tuple(columns), weights, is_open)
-
-
-def _identity(source_name: str) -> str:
-    """An open block is the same block as when it is finished."""
-    return source_name.split(".open@")[0]

@@ -2,14 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from attention_residuals.errors import TapError
 from attention_residuals.inference import Engine, Piece, Sampling
 from attention_residuals.layers.tap import Tap
 from attention_residuals.trace.recorder import Recorder
-from attention_residuals.trace.trace import SiteTrace, Trace
+from attention_residuals.trace.site import SiteTrace
+from attention_residuals.trace.trace import Trace
 
 __all__ = ["joined", "record_generation"]
 
@@ -59,8 +63,12 @@ def record_generation(
 def joined(traces: Sequence[Trace]) -> Trace:
     """Puts traces of the same sequences behind each other: chunks of a prompt, then token after token.
 
+    Positions must go on from trace to trace. Whether the texts before were the same ones, a trace does not
+    tell.
+
     Raises:
-        TapError: No traces, or traces of different models, sequences or reads, or of padded ones.
+        TapError: No traces, or traces of different models, sequences or reads, of padded ones, or of tokens
+            that do not follow on one another.
     """
     if not traces:
         raise TapError(got="no traces", expected="one or more", do="record at least one pass")
@@ -70,7 +78,7 @@ def joined(traces: Sequence[Trace]) -> Trace:
         if (
             not same
             or len(trace.tokens) != len(first.tokens)
-            or trace.rule != first.rule
+            or (trace.rule, trace.width) != (first.rule, first.width)
             or trace.mask is not None
         ):
             raise TapError(
@@ -78,6 +86,14 @@ def joined(traces: Sequence[Trace]) -> Trace:
                 f"{'padded' if trace.mask is not None else 'not padded'}",
                 expected=f"{len(first.sites)} sites and {len(first.tokens)} sequences without padding, of one model",
                 do="join traces of passes that go on with one another",
+            )
+    for earlier, later in pairwise(traces):
+        if not torch.equal(later.positions[:, 0], earlier.positions[:, -1] + 1):
+            raise TapError(
+                got=f"a trace from positions {later.positions[:, 0].tolist()} on, "
+                f"behind one to {earlier.positions[:, -1].tolist()}",
+                expected="positions that go on",
+                do="join the passes of one cache, in the order in which they ran",
             )
     texts = [trace.token_texts for trace in traces]
     return replace(
@@ -87,18 +103,30 @@ def joined(traces: Sequence[Trace]) -> Trace:
         ),
         tokens=torch.cat([trace.tokens for trace in traces], dim=1),
         positions=torch.cat([trace.positions for trace in traces], dim=1),
+        special=_joined([trace.special for trace in traces], 1),
+        writer_norms=torch.cat([trace.writer_norms for trace in traces], dim=2),
+        writes=_joined([trace.writes for trace in traces], 2),
         token_texts=tuple(sum(rows, ()) for rows in zip(*texts, strict=True)) if all(texts) else (),
     )
 
 
 def _joined_sites(sites: list[SiteTrace]) -> SiteTrace:
     first = sites[0]
-    logits = [site.logits for site in sites if site.logits is not None]
-    per_token = first.membership.ndim == 4
-    return replace(
-        first,
-        weights=torch.cat([site.weights for site in sites], dim=2),
-        logits=torch.cat(logits, dim=2) if logits else None,
-        source_norms=torch.cat([site.source_norms for site in sites], dim=2),
-        membership=torch.cat([site.membership for site in sites], dim=3) if per_token else first.membership,
-    )
+    parts = {name: [site.tensors().get(name) for site in sites] for name in first.tensors()}
+    # The axis of tokens; it is 2 in all others, S B T, S B T H and S B T D.
+    axes = {"membership": 3, "state_norms": 1}
+    joined_parts: dict[str, Any] = {
+        name: _joined(tensors, axes.get(name, 2))
+        for name, tensors in parts.items()
+        if name != "membership" or first.membership.ndim == 4
+    }
+    # Sources are the same where they are at every token.
+    firsts = list(zip(*(site.same_as for site in sites), strict=True))
+    same_as = tuple(firsts.index(own) for own in firsts)
+    return replace(first, same_as=same_as, **joined_parts)
+
+
+def _joined(tensors: Sequence[Tensor | None], axis: int) -> Tensor | None:
+    """Puts tensors behind each other; None where one of them is missing."""
+    there = [tensor for tensor in tensors if tensor is not None]
+    return torch.cat(there, dim=axis) if len(there) == len(tensors) else None

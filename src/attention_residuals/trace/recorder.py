@@ -1,22 +1,27 @@
-"""Taps that look: the routing of a forward pass, and the gradients that reach each writer."""
+"""The tap that keeps the routing of a forward pass."""
 
 import platform
 from dataclasses import asdict
+from typing import Any, Literal
 
 import torch
-from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from attention_residuals.configs import encode
 from attention_residuals.data.tokenizer import Tokenizer
-from attention_residuals.errors import TapError
+from attention_residuals.errors import ConfigError, TapError
 from attention_residuals.layers.residual import ResidualRule
 from attention_residuals.layers.tap import Pass, Read, Write
-from attention_residuals.models import LanguageModel
-from attention_residuals.trace.trace import SiteTrace, Trace
+from attention_residuals.trace.reads import kept, kept_norms, kept_read, real_of
+from attention_residuals.trace.site import SiteTrace
+from attention_residuals.trace.texts import special_tokens
+from attention_residuals.trace.trace import Trace
 from attention_residuals.version import __version__
 
-__all__ = ["GradientRecorder", "Recorder", "record"]
+__all__ = ["Keep", "Recorder"]
+
+Keep = Literal["routing", "values"]
+"""What a trace holds: weights, scores and lengths, or also every vector that was mixed or written."""
 
 
 class Recorder:
@@ -24,17 +29,29 @@ class Recorder:
 
     One recorder is for one forward pass. Kept tensors are detached copies on the CPU.
 
+    Args:
+        keep: ``"routing"``: numbers for each source and token. ``"values"``: what is mixed and what is written,
+            too, which takes D times the memory and which exact decompositions need.
+
     Example:
-        >>> from attention_residuals.models import presets
+        >>> from attention_residuals.models import Decoder, presets
         >>> model, recorder = Decoder(presets.scaled(2, vocab_size=300)), Recorder()
         >>> _ = model(torch.tensor([[5, 6, 7]]), tap=recorder)
         >>> recorder.trace(model)["L1.mlp"].source_names
         ('embedding', 'L0.attention', 'L0.mlp', 'L1.attention')
     """
 
-    def __init__(self) -> None:
+    def __init__(self, keep: Keep = "routing") -> None:
+        if keep not in ("routing", "values"):
+            raise ConfigError(
+                got=f"keep={keep!r}", expected="'routing' or 'values'", do="'routing' is the default"
+            )
+        self._values = keep == "values"
         self._run: Pass | None = None
+        self._real: Tensor | None = None
         self._sites: list[SiteTrace] = []
+        self._norms: dict[str, Tensor] = {}
+        self._writes: dict[str, Tensor] = {}
 
     def begin(self, run: Pass) -> None:
         """Notes what the pass runs on.
@@ -46,38 +63,42 @@ class Recorder:
             raise TapError(
                 got="a second forward pass", expected="one pass for each Recorder", do="make another Recorder"
             )
-        self._run = run
+        self._run, self._real = run, real_of(run)
 
     def read(self, read: Read) -> Read:
-        """Keeps weights, logits, source norms and who wrote what."""
-        norms = torch.stack([source.detach().float().norm(dim=-1) for source in read.sources])
-        self._sites.append(
-            SiteTrace(
-                site=str(read.site),
-                part=read.part,
-                source_names=read.source_names,
-                weights=_kept(read.weights),
-                logits=None if read.logits is None else _kept(read.logits),
-                source_norms=_kept(norms),
-                writers=read.writers,
-                membership=_kept(read.membership),
-            )
-        )
+        """Keeps weights, logits, the lengths of sources and contributions, and who wrote what.
+
+        Raises:
+            NonFiniteError: NaN or infinity at a real token.
+        """
+        self._sites.append(kept_read(read, self._real, values=self._values))
         return read
 
     def write(self, write: Write) -> Write:
-        """Lets it pass."""
+        """Keeps the length of an output, and where it was asked for the output.
+
+        Raises:
+            NonFiniteError: NaN or infinity at a real token.
+        """
+        self._norms[write.writer] = kept_norms(write, self._real)
+        if self._values:
+            self._writes[write.writer] = kept(write.output)
         return write
+
+    def next_read(self, rule: ResidualRule[Any]) -> str:
+        """Names the read that comes after those that were recorded."""
+        names = [f"{site} ({part})" for site in rule.sites() for part in rule.parts(site)]
+        return names[min(len(self._sites), len(names) - 1)]
 
     def trace(self, model: nn.Module, *, tokenizer: Tokenizer | None = None) -> Trace:
         """Returns what was recorded.
 
         Args:
             model: The model that ran, with its residual rule as ``model.residual``.
-            tokenizer: Turns the tokens into texts.
+            tokenizer: Turns the tokens into texts, and knows special ones.
 
         Raises:
-            TapError: Nothing was recorded.
+            TapError: Nothing was recorded, or not all that was written.
         """
         if self._run is None or not self._sites:
             raise TapError(
@@ -85,17 +106,26 @@ class Recorder:
                 expected="one that began with tap.begin and has read something",
                 do="run model(tokens, tap=recorder); a model of your own calls tap.begin(Pass(...)) first",
             )
+        writers = self._sites[-1].writers
+        if unseen := [writer for writer in writers if writer not in self._norms]:
+            raise TapError(
+                got=f"reads of what {unseen[0]} wrote, which the recorder was not offered",
+                expected="the same tap at every read and write of a pass",
+                do="pass it to open and write of the residual rule, too",
+            )
         rule = model.residual
         assert isinstance(rule, ResidualRule)
-        tokens, parameter = _kept(self._run.tokens), next(model.parameters())
-        mask = self._run.mask
+        tokens, parameter = kept(self._run.tokens), next(model.parameters())
         texts = () if tokenizer is None else tuple(tuple(tokenizer.tokens(row)) for row in tokens.tolist())
         return Trace(
             sites=tuple(self._sites),
             tokens=tokens,
-            positions=_kept(self._run.positions),
-            mask=_kept(mask) if mask is not None and mask.ndim == 2 else None,
+            positions=kept(self._run.positions),
+            mask=self._real,
+            special=None if tokenizer is None else special_tokens(tokens, tokenizer),
             token_texts=texts,
+            writer_norms=torch.stack([self._norms[writer] for writer in writers]),
+            writes=torch.stack([self._writes[writer] for writer in writers]) if self._values else None,
             width=rule.width,
             rule=encode(getattr(rule, "config", {"type": type(rule).__name__})),
             semantics=asdict(rule.semantics),
@@ -107,75 +137,3 @@ class Recorder:
                 "device": str(parameter.device),
             },
         )
-
-
-def record(
-    model: LanguageModel,
-    tokens: Int[Tensor, "B T"],
-    *,
-    mask: Bool[Tensor, "B T"] | Bool[Tensor, "B T T"] | None = None,
-    tokenizer: Tokenizer | None = None,
-) -> Trace:
-    """Runs a model once, without gradients, and returns the trace.
-
-    Args:
-        model: Any decoder.
-        tokens: What it reads.
-        mask: As for the model; a mask of real tokens is kept in the trace, and averages leave the rest out.
-        tokenizer: Turns the tokens into texts.
-
-    Example:
-        >>> from attention_residuals.models import presets
-        >>> trace = record(Decoder(presets.scaled(2, vocab_size=300)), torch.tensor([[5, 6, 7]]))
-        >>> trace["output"].weights[:, 0, 0]
-        tensor([0.2000, 0.2000, 0.2000, 0.2000, 0.2000])
-    """
-    recorder = Recorder()
-    with torch.no_grad():
-        model(tokens, mask=mask, tap=recorder)
-    return recorder.trace(model, tokenizer=tokenizer)
-
-
-class GradientRecorder:
-    """A tap that keeps the gradient of the loss with respect to every writer's output.
-
-    Use it for one forward and one backward pass, then read ``magnitudes``.
-    """
-
-    def __init__(self) -> None:
-        self._outputs: dict[str, Tensor] = {}
-
-    def begin(self, run: Pass) -> None:
-        """Starts anew."""
-        self._outputs.clear()
-
-    def read(self, read: Read) -> Read:
-        """Lets it pass."""
-        return read
-
-    def write(self, write: Write) -> Write:
-        """Asks autograd to keep this output's gradient."""
-        write.output.retain_grad()
-        self._outputs[write.writer] = write.output
-        return write
-
-    def magnitudes(self) -> dict[str, float]:
-        """Returns, by writer, the root mean square over tokens and channels of the loss's gradient.
-
-        Raises:
-            TapError: There was no backward pass.
-        """
-        result = {}
-        for writer, output in self._outputs.items():
-            if output.grad is None:
-                raise TapError(
-                    got=f"no gradient at {writer}",
-                    expected="a backward pass",
-                    do="call loss.backward() first",
-                )
-            result[writer] = output.grad.float().square().mean().sqrt().item()
-        return result
-
-
-def _kept(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu", copy=True).contiguous()

@@ -9,7 +9,7 @@ from torch import Tensor
 from attention_residuals.layers.residual import ResidualConfig, ResidualRule
 from attention_residuals.layers.tap import OUTPUT
 from attention_residuals.models import Decoder, presets
-from attention_residuals.trace.recorder import record
+from attention_residuals.trace.recording import record
 from attention_residuals.trace.trace import Trace
 
 __all__ = ["RuleFacts", "rule_facts"]

@@ -354,7 +354,6 @@ def test_routers_may_be_float32_and_stay_so(folder, tmp_path):
             "did you mean 'language_model.model.res_norm.weight'",
         ),
     ],
-    ids=str,
 )  # fmt: skip
 def test_tensors_that_do_not_fit_are_refused_by_name(folder, edit, named):
     edit_tensors(folder, edit)
@@ -537,7 +536,6 @@ def test_attention_residuals_alone_are_those_of_the_whole_model(one):
         ({"hidden_size": 31}, lambda t: None, "31]"),
         ({}, lambda t: t.pop("language_model.model.layers.5.mlp_res_proj.weight"), "layers.5.mlp_res_proj"),
     ],
-    ids=str,
 )
 def test_attention_residuals_alone_are_refused_if_they_do_not_fit(folder, changes, edit, named):
     edit_config(folder, **changes)

@@ -1,0 +1,212 @@
+"""The commands that change what a model reads, and measure what that does."""
+
+import csv
+from pathlib import Path
+from typing import Literal
+
+import torch
+from rich.console import Console
+from tyro.conf import Positional
+
+from attention_residuals.cli.app import Device, app
+from attention_residuals.cli.names import device_of, encoded, opened, text_of
+from attention_residuals.data import Corpus
+from attention_residuals.errors import ConfigError
+from attention_residuals.plots import effect_map, save
+from attention_residuals.stats import Routing, average_routing, edge_agreement, edge_effects
+from attention_residuals.trace import (
+    Recorder,
+    Swept,
+    change_of_loss,
+    control,
+    divergence,
+    every_edge,
+    every_pair,
+    every_source,
+    intervene,
+    load_edits,
+    record,
+    sweep,
+)
+
+__all__ = ["intervene_command", "sweep_command"]
+
+
+@app.command(name="intervene")
+def intervene_command(
+    folder: Positional[Path],
+    text: Positional[str],
+    edits: Path,
+    out: Path | None = None,
+    device: Device = "auto",
+) -> int:
+    """Run a text with edits of what the model reads or writes, and show what they did.
+
+    Prints a receipt for each edit (how often it fired, where, how much it changed), and for each token how
+    far the prediction after it has moved. An edit that changes nothing is an error.
+
+    For example:
+      attnres intervene runs/block "def add(a, b):" --edits edits.yaml
+
+    where edits.yaml holds a list of edits, such as
+      - {type: Drop, sites: "L3.mlp", sources: embedding}
+      - {type: Skip, layers: ["5.."]}
+
+    Args:
+        folder: A folder written by attnres train or attnres convert.
+        text: What the model reads, after the mark that ends the text before.
+        edits: A JSON or YAML file with a list of edits; Drop, Zero, Force, Shuffle, Temperature, Skip and so on.
+        out: A new folder for the trace of the edited pass.
+        device: auto is cuda where there is one.
+    """
+    if out is not None and out.exists():
+        raise ConfigError(got=f"--out {out}, which exists", expected="a new folder", do="name another")
+    listed = load_edits(edits)
+    _, model, tokenizer, _ = opened(folder, device_of(device))
+    tokens = encoded(text, tokenizer)[None].to(device_of(device))
+    if tokens.shape[1] == 1:
+        raise ConfigError(got="an empty text", expected="at least one character", do="pass a text to read")
+    recorder = Recorder()
+    found = intervene(model, tokens, listed, tap=recorder)
+    clean = control(model, tokens, listed)
+    console = Console(highlight=False, soft_wrap=True)
+    for receipt in found.receipts:
+        places = ", ".join(receipt.places[:4]) + (
+            f" and {len(receipt.places) - 4} more" if len(receipt.places) > 4 else ""
+        )
+        console.print(
+            f"{type(receipt.edit).__name__}: {receipt.fired} times at {places}; largest change of a weight "
+            f"{receipt.largest_weight_change:.3g}, of a state {receipt.largest_state_change:.3g} of its length",
+            markup=False,
+        )
+    moved = divergence(clean, found.logits).values[0]
+    losses = change_of_loss(clean, found.logits, tokens).values[0]
+    before, after = clean[0].argmax(-1).tolist(), found.logits[0].argmax(-1).tolist()
+    console.print(f"\n{'token':<16} {'KL':>8} {'loss':>8}  likeliest next: before -> after", markup=False)
+    for place, name in enumerate(tokenizer.tokens(tokens[0].tolist())):
+        loss = f"{losses[place]:+8.3f}" if place < len(losses) else f"{'':>8}"
+        names = tokenizer.tokens([before[place], after[place]])
+        console.print(f"{name:<16} {moved[place]:8.3f} {loss}  {names[0]} -> {names[1]}", markup=False)
+    if out is not None:
+        assert found.trace is not None
+        found.trace.save(out)
+        console.print(f"wrote {out}", markup=False)
+    return 0
+
+
+@app.command(name="sweep")
+def sweep_command(
+    folder: Positional[Path],
+    out: Positional[Path],
+    what: Literal["edges", "sources", "pairs"] = "edges",
+    site: str | None = None,
+    text: Path | None = None,
+    num_texts: int = 64,
+    length: int = 128,
+    batch_size: int = 16,
+    device: Device = "auto",
+) -> int:
+    """Drop every edge, source or pair of sources in turn, and measure what each does to the predictions.
+
+    Writes effects.csv, and for edges effects.png and effects.svg: the weights beside the effects. Prints how
+    well weight, norm share and projection share rank the edges by effect. Ctrl-C loses nothing that is done;
+    the same command goes on.
+
+    For example:
+      attnres sweep runs/block runs/sweep
+      attnres sweep runs/block runs/pairs --what pairs --site L5.mlp
+
+    Args:
+        folder: A folder written by attnres train or attnres convert.
+        out: Output folder: a new one, or that of the sweep to go on with.
+        what: edges: one source at one site. sources: one source at all sites. pairs: two sources of --site.
+        site: For pairs, such as L5.mlp.
+        text: A UTF-8 text file; by default the validation split of the run's corpus.
+        num_texts: Pieces of text to measure on.
+        length: Tokens of each.
+        batch_size: Pieces at once.
+        device: auto is cuda where there is one.
+    """
+    if (what == "pairs") != (site is not None):
+        raise ConfigError(
+            got=f"--what {what} and --site {site}",
+            expected="--site with pairs, and only then",
+            do="see --help",
+        )
+    run_folder, model, tokenizer, training = opened(folder, device_of(device))
+    if text is None and training is None:
+        raise ConfigError(
+            got=f"{folder}, which no corpus belongs to", expected="a text", do="pass --text and a text file"
+        )
+    row = (
+        torch.from_numpy(
+            Corpus.load(run_folder.parent / "corpus").valid[: num_texts * length].astype("int64")
+        )
+        if text is None
+        else encoded(text_of(text), tokenizer)
+    )
+    count = min(num_texts, len(row) // length)
+    if count == 0:
+        raise ConfigError(got=f"{len(row)} tokens", expected=f"at least {length}", do="shorten --length")
+    tokens = row[: count * length].view(count, length).to(device_of(device))
+    edits = {
+        "edges": lambda: every_edge(model),
+        "sources": lambda: every_source(model),
+        "pairs": lambda: every_pair(model, site or ""),
+    }[what]()
+    if not edits:
+        raise ConfigError(
+            got=f"no {what} at {site}", expected="a site with three sources", do="name another site"
+        )
+    swept = sweep(model, tokens, edits, batch_size=batch_size, folder=out)
+    _write(swept, out / "effects.csv")
+    console = Console(highlight=False, soft_wrap=True)
+    for entry in sorted(swept, key=lambda entry: -entry.divergence)[:10]:
+        edit = entry.edits[0]
+        console.print(
+            f"{edit['sites']!s:<14} without {edit['sources']!s:<22} KL {entry.divergence:.4f}  loss {entry.loss:+.4f}",
+            markup=False,
+        )
+    if what == "edges":
+        trace = record(model, tokens[: max(1, 4096 // length)])
+        for number, found in edge_agreement(trace, swept).items():
+            console.print(
+                f"rank correlation of {number} and effect: {found.correlation:+.2f} "
+                f"[{found.low:+.2f}, {found.high:+.2f}] over {found.num_edges} edges",
+                markup=False,
+            )
+        figure = effect_map(
+            _all_sites([average_routing(trace, kind) for kind in ("attention", "mlp", "output")]),
+            edge_effects(swept),
+            title="What is read, and what it does",
+            footer=f"n = {tokens.numel()} tokens, {trace.about['dtype']}; weights of {trace.tokens.numel()} of them",
+        )
+        for name in ("effects.png", "effects.svg"):
+            save(figure, out / name)
+    console.print(f"wrote {out}", markup=False)
+    return 0
+
+
+def _write(swept: list[Swept], path: Path) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        rows = csv.writer(file, lineterminator="\n")
+        rows.writerow(("sites", "sources", "kl_nats", "loss_change_nats_per_token"))
+        rows.writerows(
+            (entry.edits[0]["sites"], entry.edits[0]["sources"], entry.divergence, entry.loss)
+            for entry in swept
+        )
+
+
+def _all_sites(routings: list[Routing]) -> Routing:
+    """Puts the sites of several kinds together, sources by identity."""
+    sources = tuple(dict.fromkeys(source for routing in routings for source in routing.sources))
+    sites = tuple(site for routing in routings for site in routing.sites)
+    weights = torch.full((len(sites), len(sources)), torch.nan)
+    is_open = torch.zeros(len(sites), len(sources), dtype=torch.bool)
+    row = 0
+    for routing in routings:
+        columns = [sources.index(source) for source in routing.sources]
+        end = row + len(routing.sites)
+        weights[row:end, columns], is_open[row:end, columns] = routing.weights, routing.is_open
+        row = end
+    return Routing(sites, sources, weights, is_open)
