@@ -12,6 +12,7 @@ from attention_residuals.cli.app import Device, app
 from attention_residuals.cli.names import device_of, encoded, opened, text_of
 from attention_residuals.data import Corpus
 from attention_residuals.errors import ConfigError
+from attention_residuals.models.weights import fingerprint
 from attention_residuals.plots import effect_map, save
 from attention_residuals.stats import Routing, average_routing, edge_agreement, edge_effects
 from attention_residuals.trace import (
@@ -179,7 +180,8 @@ def sweep_command(
             _all_sites([average_routing(trace, kind) for kind in ("attention", "mlp", "output")]),
             edge_effects(swept),
             title="What is read, and what it does",
-            footer=f"n = {tokens.numel()} tokens, {trace.about['dtype']}; weights of {trace.tokens.numel()} of them",
+            footer=f"n = {tokens.numel()} tokens, none left out, of {trace.tokens.numel()} of them the weights; "
+            f"{trace.about['dtype']}; checkpoint {fingerprint(model)[:12]}",
         )
         for name in ("effects.png", "effects.svg"):
             save(figure, out / name)

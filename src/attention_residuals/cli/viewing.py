@@ -11,6 +11,7 @@ from attention_residuals.cli.app import Device, app
 from attention_residuals.cli.names import device_of, encoded, opened
 from attention_residuals.errors import ConfigError
 from attention_residuals.layers.residual import RULES, ResidualConfig
+from attention_residuals.models.weights import fingerprint
 from attention_residuals.ops import BACKENDS
 from attention_residuals.plots import mixing_map, routing_map, save, token_map
 from attention_residuals.stats import average_routing, mixing_matrix
@@ -58,6 +59,7 @@ def trace_command(
             do="leave --token out to see the mean",
         )
     trace = record(model, tokens[None].to(device_of(device)), tokenizer=tokenizer)
+    trace = replace(trace, about={**trace.about, "checkpoint": fingerprint(model)})
     shown = None if token is None else (0, token % length)
     console = Console(highlight=False, soft_wrap=True)
     if shown is not None:
@@ -75,7 +77,10 @@ def trace_command(
 
 def pictures(trace: Trace) -> dict[str, Figure]:
     """Draws the mixing matrix, and where weights are shares, average routing and the routing of each token."""
-    footer = f"n = {int(trace.real.sum())} tokens, {trace.about['dtype']}"
+    footer = (
+        f"n = {int(trace.real.sum())} tokens, ends of texts left out; {trace.about['dtype']}; "
+        f"checkpoint {trace.about.get('checkpoint', 'unknown')[:12]}"
+    )
     matrix = mixing_matrix(trace).average(trace)
     figures = {"mixing.png": mixing_map(matrix, title="What each read holds of each output", footer=footer)}
     if any(site.weights.min() < 0 or site.weights.max() > 1.01 for site in trace.sites):

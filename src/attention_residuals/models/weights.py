@@ -20,6 +20,7 @@ from attention_residuals.models.language_model import LanguageModel
 
 __all__ = [
     "CONVERTED",
+    "fingerprint",
     "load_config",
     "load_model",
     "load_state",
@@ -217,6 +218,18 @@ def read_json(path: Path, *, newest: int) -> dict[str, Any]:
             do="update attention-residuals",
         )
     return dict(data)
+
+
+def fingerprint(model: torch.nn.Module) -> str:
+    """Returns what tells a model's weights from any others: the SHA-256 of their names and bits, in hexadecimal.
+
+    Figures and sweeps carry it, so that nobody later has to guess which checkpoint they are of.
+    """
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def sha256(path: Path) -> str:

@@ -32,7 +32,7 @@ def effect_map(weights: Routing, effects: Routing, *, title: str, footer: str) -
         >>> routing = Routing(("L0.mlp", "output"), ("embedding", "B1"), cells, torch.zeros(2, 2, dtype=bool))
         >>> figure = effect_map(routing, routing, title="Edges", footer="n = 3 tokens")
         >>> [axes.get_title() for axes in figure.axes[:2]]
-        ['what is read: mean weight', 'what it does: KL when dropped']
+        ['what is read: mean weight', 'what it does: KL in nats when dropped']
     """
     missing = [site for site in effects.sites if site not in weights.sites]
     if missing:
@@ -54,7 +54,8 @@ def effect_map(weights: Routing, effects: Routing, *, title: str, footer: str) -
     cell = 0.42 if max(height, width) <= MAX_WRITTEN else 0.2
     room = 0.5 + 0.08 * max(len(name) for name in effects.sites)
     below = 0.3 + 0.08 * max(len(name) for name in effects.sources)
-    scale = Scale(0.0, largest, style.WEIGHTS)
+    unit, per_nat = ("nats", 1) if largest >= 0.5 else ("millinats", 1000)
+    scale = Scale(0.0, largest * per_nat, style.WEIGHTS)
     with style.applied():
         figure = style.new_figure(
             title,
@@ -65,7 +66,7 @@ def effect_map(weights: Routing, effects: Routing, *, title: str, footer: str) -
         )
         panels = {
             "what is read: mean weight": (weights.weights[rows][:, columns], SHARES),
-            "what it does: KL when dropped": (effects.weights, scale),
+            f"what it does: KL in {unit} when dropped": (effects.weights * per_nat, scale),
         }
         for axes, (name, (cells, own)) in zip(figure.subplots(1, 2), panels.items(), strict=True):
             draw_cells(axes, cells, scale=own, written=max(height, width) <= MAX_WRITTEN)
@@ -75,5 +76,5 @@ def effect_map(weights: Routing, effects: Routing, *, title: str, footer: str) -
             )
             axes.set_yticks(range(height), labels=[style.plain(site) for site in effects.sites])
         add_scale(figure, SHARES)
-        add_scale(figure, scale, label="nats", left=3.6)
+        add_scale(figure, scale, label=unit, left=3.9)
     return figure

@@ -21,6 +21,7 @@ from attention_residuals.errors import CheckpointError, EditError, ShapeError
 from attention_residuals.layers.residual import ResidualRule
 from attention_residuals.layers.tap import Pass, Read, Write
 from attention_residuals.models import LanguageModel
+from attention_residuals.models.weights import fingerprint
 from attention_residuals.trace.edits import Edit
 from attention_residuals.trace.effects import change_of_loss, divergence
 from attention_residuals.trace.intervention import intervene
@@ -254,14 +255,10 @@ def _identity(
     model: LanguageModel, tokens: Tensor, real: Tensor, edits: Sequence[Sequence[Edit]]
 ) -> dict[str, str]:
     """Returns what makes a sweep this sweep."""
-    weights = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        weights.update(name.encode())
-        weights.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
     texts = hashlib.sha256(json.dumps([tokens.tolist(), real.tolist()]).encode())
     described = json.dumps([[encode(edit) for edit in several] for several in edits])
     return {
-        "model": weights.hexdigest(),
+        "model": fingerprint(model),
         "texts": texts.hexdigest(),
         "edits": hashlib.sha256(described.encode()).hexdigest(),
     }
