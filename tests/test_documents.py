@@ -66,7 +66,17 @@ def test_what_a_document_links_to_is_there(document):
     assert not re.search(r"\b[A-Z]{3,}_[A-Z_]+\b", re.sub(r"`[^`]*`", "", text))
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/tour.md", "docs/rules.md", "docs/inference.md"])
+@pytest.mark.parametrize(
+    "document",
+    [
+        "README.md",
+        "docs/tour.md",
+        "docs/rules.md",
+        "docs/inference.md",
+        "docs/reading.md",
+        "docs/howto/convert.md",
+    ],
+)
 def test_the_code_of_a_document_runs(document):
     code = python_of(document)
     assert code

@@ -31,8 +31,8 @@ def effect_map(weights: Routing, effects: Routing, *, title: str, footer: str) -
         >>> cells = torch.tensor([[0.3, 0.7], [0.9, 0.1]])
         >>> routing = Routing(("L0.mlp", "output"), ("embedding", "B1"), cells, torch.zeros(2, 2, dtype=bool))
         >>> figure = effect_map(routing, routing, title="Edges", footer="n = 3 tokens")
-        >>> [axes.get_title() for axes in figure.axes[:2]]
-        ['what is read: mean weight', 'what it does: KL in nats when dropped']
+        >>> [axes.get_title(loc="left") for axes in figure.axes[:2]]
+        ['what is read: mean weight', 'what it does: KL when dropped']
     """
     missing = [site for site in effects.sites if site not in weights.sites]
     if missing:
@@ -66,7 +66,7 @@ def effect_map(weights: Routing, effects: Routing, *, title: str, footer: str) -
         )
         panels = {
             "what is read: mean weight": (weights.weights[rows][:, columns], SHARES),
-            f"what it does: KL in {unit} when dropped": (effects.weights * per_nat, scale),
+            "what it does: KL when dropped": (effects.weights * per_nat, scale),
         }
         for axes, (name, (cells, own)) in zip(figure.subplots(1, 2), panels.items(), strict=True):
             draw_cells(axes, cells, scale=own, written=max(height, width) <= MAX_WRITTEN)

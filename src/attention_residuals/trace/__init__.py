@@ -11,6 +11,7 @@ from attention_residuals.trace.effects import (
     divergence,
 )
 from attention_residuals.trace.estimates import EdgeEstimate, edge_estimates
+from attention_residuals.trace.freedom import Freedom, freedom
 from attention_residuals.trace.generation import joined, record_generation
 from attention_residuals.trace.gradients import GradientRecorder
 from attention_residuals.trace.intervention import Intervened, Intervention, control, intervene
@@ -36,6 +37,7 @@ __all__ = [
     "Edit",
     "Effect",
     "Force",
+    "Freedom",
     "GradientRecorder",
     "Intervened",
     "Intervention",
@@ -81,6 +83,7 @@ __all__ = [
     "every_edge",
     "every_pair",
     "every_source",
+    "freedom",
     "intervene",
     "joined",
     "lens",
