@@ -88,22 +88,17 @@ def test_equal_sources_leave_all_the_freedom_there_is():
 
 def test_a_source_that_decides_leaves_little():
     model = model_of()
-    model.residual.readers["output"].pseudo_query.data.zero_()
-    lone = model_of(writes=1e-6)  # nothing but the embedding says anything, and it is read last
-    for reader in lone.residual.readers.values():
-        reader.pseudo_query.data.zero_()
-    # Directions count, not lengths: the last norm undoes a scaling, unless nothing at all is left of it.
-    found = freedom(model, TOKENS, "output", divergence=1e-5)
+    model.output_norm.weight.data *= 30  # so that predictions are sharp
+    found = freedom(model, TOKENS, "output", divergence=1e-3)
     assert found.total_variation < 0.05
     assert found.farthest > 0.8
-    assert found.uniform_total_variation == pytest.approx(0.0, abs=1e-6)
-    wide = freedom(lone, TOKENS, "output", divergence=1e-2)
-    assert wide.total_variation > 10 * found.total_variation
+    assert found.uniform_divergence > 0.1
+    assert freedom(model, TOKENS, "output", divergence=100.0).total_variation > 0.8  # were it not for the bound
 
 
 @pytest.mark.parametrize(
     ("residual", "site", "part"),
-    [(AttnRes(sublayers_per_block=2), "L2.mlp", None), (ValueQuery(), "L2.attention", None),
+    [(AttnRes(sublayers_per_block=2), "L2.mlp", None), (ValueQuery(), "L2.attention", "v"),
      (MultiHead(num_heads=4), "L1.mlp", None)],
     ids=repr,
 )  # fmt: skip
@@ -122,14 +117,19 @@ def test_the_bound_holds_in_a_run_of_its_own(residual, site, part):
         distance = (found.weights - found.clean_weights).abs().sum(0)[mask].mean().item() / 2
         assert 0 < found.total_variation == pytest.approx(distance, rel=1e-5)
         assert found.total_variation <= found.farthest + 1e-6
-        assert torch.equal(found.clean_weights, record(model, TOKENS, mask=mask)[found.site].weights)
+        [own] = [
+            read.weights
+            for read in record(model, TOKENS, mask=mask).sites
+            if (read.site, read.part) == (found.site, found.part)
+        ]
+        assert torch.equal(found.clean_weights, own)
 
 
 def test_more_may_be_spent_on_more_movement():
     model = model_of()
     moved = [
-        freedom(model, TOKENS, "L2.mlp", divergence=bound, num_steps=30).total_variation
-        for bound in (1e-5, 1e-3, 1e-1)
+        freedom(model, TOKENS, "output", divergence=bound, num_steps=30).total_variation
+        for bound in (1e-4, 1e-2, 1.0)
     ]
     assert moved == sorted(moved)
     assert moved[2] > 2 * moved[0]
@@ -157,6 +157,7 @@ def test_a_seed_decides_the_search():
 def test_the_model_is_left_as_it_was():
     model = model_of()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    trainable = [parameter.requires_grad for parameter in model.parameters()]
     one = next(model.parameters())
     one.grad = torch.ones_like(one)
     logits = model(TOKENS)
@@ -165,7 +166,7 @@ def test_the_model_is_left_as_it_was():
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert torch.equal(one.grad, torch.ones_like(one))
     assert all(parameter.grad is None for parameter in model.parameters() if parameter is not one)
-    assert all(parameter.requires_grad for parameter in model.parameters())
+    assert [parameter.requires_grad for parameter in model.parameters()] == trainable
 
 
 def test_the_search_runs_where_gradients_are_off():

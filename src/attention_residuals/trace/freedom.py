@@ -136,7 +136,8 @@ class _Search:
     def farthest_within(self, bound: float, num_steps: int, learning_rate: float, seed: int) -> Tensor:
         """Climbs in total variation, turns back where the bound is passed, and ends inside of it."""
         noise = torch.randn(self.clean.shape, generator=torch.Generator().manual_seed(seed))
-        free = self.clean.clamp_min(1e-6).log() + 0.1 * noise.to(self.clean)
+        # A little flatter than the model's own, so that the climb leads away from the heaviest source.
+        free = 0.8 * self.clean.clamp_min(1e-6).log() + 0.1 * noise.to(self.clean)
         free.requires_grad_()
         climber = torch.optim.Adam([free], lr=learning_rate)
         best, best_moved = self.clean, 0.0
@@ -144,7 +145,10 @@ class _Search:
             with torch.enable_grad():
                 weights = self.at_real(free.softmax(0))
                 moved, cost = self.moved(weights), self.cost(weights)
-                loss = (cost / bound - 1).clamp_min(0.0) - moved
+                # Total variation is flat once all weight is on sources that have gained, however many; the
+                # squared distance goes on rising towards the one that had the least.
+                squared = self.of_real((weights - self.clean).square().sum(0))
+                loss = (cost / bound - 1).clamp_min(0.0) - moved - squared
                 (free.grad,) = torch.autograd.grad(loss, [free])
             if cost.item() <= bound and moved.item() > best_moved:
                 best, best_moved = weights.detach(), moved.item()

@@ -5,6 +5,7 @@ each with a name of its own. All recompute the last norm for the vector that the
 decomposition of the logits; ``stats`` has that one, with the shared norm.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ from attention_residuals.layers.tap import EMBEDDING, OUTPUT, Pass, Read, Write
 from attention_residuals.models import LanguageModel
 from attention_residuals.trace.reads import contribution
 
-__all__ = ["TARGETS", "Lens", "LensReading", "SourceLens", "lens"]
+__all__ = ["TARGETS", "Lens", "LensReading", "Looking", "SourceLens", "lens", "lens_through"]
 
 TARGETS = ("state", "open block", "truncated output")
 
@@ -59,7 +60,6 @@ class LensReading(NamedTuple):
     """KL from the model's own prediction to the lens's, in nats: 0 says the same, no upper end."""
 
 
-@torch.no_grad()
 def lens(
     model: LanguageModel,
     tokens: Int[Tensor, "B T"],
@@ -90,13 +90,36 @@ def lens(
         >>> reading.sites[-1], reading.divergences[-1].max().item() < 1e-6
         ('output', True)
     """
-    look = _Looking(model, target)
+    return lens_through(model, tokens, target, lambda site, state: state, mask=mask, num_top=num_top)
+
+
+@torch.no_grad()
+def lens_through(
+    model: LanguageModel,
+    tokens: Int[Tensor, "B T"],
+    target: Lens,
+    translate: Callable[[str, Tensor], Tensor],
+    *,
+    mask: Bool[Tensor, "B T"] | None = None,
+    num_top: int = 5,
+) -> LensReading:
+    """Looks as ``lens`` does, at what a translator makes of each vector.
+
+    Args:
+        model: Any language model of this library.
+        tokens: What it reads.
+        target: What is taken for the last state.
+        translate: Takes the name of a site and the vectors there, and returns what is to be unembedded.
+        mask: True for real tokens.
+        num_top: How many of the likeliest tokens to keep, 1 to V.
+    """
+    look = Looking(model, target)
     final = model(tokens, mask=mask, tap=look).float().log_softmax(-1)
     look.require_found()
     following = torch.cat([tokens[:, 1:], tokens[:, :1]], dim=1)[..., None]
     top_tokens, top_probabilities, log_probabilities, divergences = [], [], [], []
-    for state in look.states:
-        predicted = model.unembed(state).float().log_softmax(-1)
+    for site, state in zip(look.sites, look.states, strict=True):
+        predicted = model.unembed(translate(site, state)).float().log_softmax(-1)
         best = predicted.topk(num_top, dim=-1)
         top_tokens.append(best.indices)
         top_probabilities.append(best.values.exp())
@@ -113,8 +136,16 @@ def lens(
     )
 
 
-class _Looking:
-    """A tap that keeps the vectors a lens looks at."""
+class Looking:
+    """A tap that keeps the vectors a lens looks at.
+
+    Args:
+        model: Whose rule says what there is to look at.
+        target: What is kept, at each site that holds it.
+
+    Raises:
+        ConfigError: An unknown target, or a rule that has no truncated output.
+    """
 
     def __init__(self, model: LanguageModel, target: Lens) -> None:
         if not isinstance(target, SourceLens) and target not in TARGETS:

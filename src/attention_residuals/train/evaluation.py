@@ -66,7 +66,7 @@ def evaluate(
         DataError: Fewer than two tokens, or targets that stand for no byte.
 
     Example:
-        >>> from attention_residuals.models import presets
+        >>> from attention_residuals.models import Decoder, presets
         >>> model = Decoder(presets.scaled(2, vocab_size=256))
         >>> one_byte = np.ones(256, dtype=np.int64)
         >>> tokens = np.arange(1, 101)
