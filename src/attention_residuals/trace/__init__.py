@@ -11,7 +11,7 @@ from attention_residuals.trace.effects import (
     divergence,
 )
 from attention_residuals.trace.estimates import EdgeEstimate, edge_estimates
-from attention_residuals.trace.freedom import Freedom, freedom
+from attention_residuals.trace.exclusivity import Freedom, freedom
 from attention_residuals.trace.generation import joined, record_generation
 from attention_residuals.trace.gradients import GradientRecorder
 from attention_residuals.trace.intervention import Intervened, Intervention, control, intervene
@@ -26,6 +26,7 @@ from attention_residuals.trace.site import SiteTrace, source_identity
 from attention_residuals.trace.summary import SiteSummary, Summary
 from attention_residuals.trace.sweeps import Swept, every_edge, every_pair, every_source, sweep
 from attention_residuals.trace.trace import Trace, routing_table
+from attention_residuals.trace.tuned_lens import TunedLens, tune_lens
 from attention_residuals.trace.value_edits import Mean, Patch, RemoveWriter, Resample, Zero
 from attention_residuals.trace.weight_edits import Drop, Force, PatchWeights, Shuffle, Static, Temperature
 from attention_residuals.trace.write_edits import MeanWrite, PatchWrite, ResampleWrite, Skip, ZeroWrite
@@ -69,6 +70,7 @@ __all__ = [
     "Temperature",
     "Trace",
     "Traceable",
+    "TunedLens",
     "Zero",
     "ZeroWrite",
     "change_of_log_probability",
@@ -98,4 +100,5 @@ __all__ = [
     "source_identity",
     "sweep",
     "trace_bytes",
+    "tune_lens",
 ]

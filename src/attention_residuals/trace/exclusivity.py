@@ -136,8 +136,8 @@ class _Search:
     def farthest_within(self, bound: float, num_steps: int, learning_rate: float, seed: int) -> Tensor:
         """Climbs in total variation, turns back where the bound is passed, and ends inside of it."""
         noise = torch.randn(self.clean.shape, generator=torch.Generator().manual_seed(seed))
-        # A little flatter than the model's own, so that the climb leads away from the heaviest source.
-        free = 0.8 * self.clean.clamp_min(1e-6).log() + 0.1 * noise.to(self.clean)
+        # Flatter than the model's own, so that the climb leads away from the heaviest source.
+        free = 0.5 * self.clean.clamp_min(1e-6).log() + 0.1 * noise.to(self.clean)
         free.requires_grad_()
         climber = torch.optim.Adam([free], lr=learning_rate)
         best, best_moved = self.clean, 0.0
