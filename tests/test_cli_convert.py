@@ -7,6 +7,7 @@ import pytest
 import torch
 from data.foreign import byte_level_step, trained
 from models.hf.small_models import OTHERS, PRE_NORM, made
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from attention_residuals.cli import main
@@ -108,6 +109,27 @@ def truncated(folder):
 def without_tokenizer(folder):
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).unlink()
+
+
+def foreign_kernel(folder):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"_attn_implementation": "someone/kernel"}))
+
+
+def incomplete(folder):
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.2.mlp.up_proj.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("change", [foreign_kernel, incomplete])
+def test_a_folder_that_would_run_code_or_lacks_weights_is_refused(tmp_path, capsys, change):
+    folder = pretrained(tmp_path / "model", PRE_NORM["llama"])
+    change(folder)
+    assert main(["convert", str(folder), str(tmp_path / "new")]) == 1
+    error = capsys.readouterr().err
+    assert "someone/kernel" in error or "the first is model.layers.2.mlp.up_proj.weight" in error
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize("change", [remote_code, pickled, truncated, without_tokenizer])

@@ -1,5 +1,6 @@
 """The command that gives a pretrained model another residual rule."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -91,11 +92,35 @@ def _loaded(source: Path) -> tuple[Any, Any]:
         else {"use_safetensors": True, "dtype": "auto"}
     )
     try:
+        _refuse_kernels(source)
         tokenizer = AutoTokenizer.from_pretrained(**place, **options)
-        return AutoModelForCausalLM.from_pretrained(**place, **options, **weights), tokenizer
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            **place, **options, **weights, output_loading_info=True
+        )
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise CheckpointError(
             got=f"{source}: {str(error).strip().splitlines()[0]}",
             expected="a causal language model as safetensors or GGUF, with its tokenizer, and no code of its own",
             do="see whether the download is complete; save pickled weights as safetensors first",
         ) from error
+    model, info = loaded
+    lacking = sorted({*map(str, info["missing_keys"]), *map(str, info["mismatched_keys"])})
+    if lacking:
+        raise CheckpointError(
+            got=f"{source}: {len(lacking)} tensors that are missing or of another shape, the first is {lacking[0]}",
+            expected="every tensor of the model, none of them drawn at random",
+            do="see whether the download is complete",
+        )
+    return model, tokenizer
+
+
+def _refuse_kernels(source: Path) -> None:
+    """Refuses a config that names a kernel to fetch and run."""
+    path = source / "config.json"
+    if source.is_file() or not path.is_file():
+        return
+    described = json.loads(path.read_text(encoding="utf-8"))
+    for own in (described, *(value for value in described.values() if isinstance(value, dict))):
+        for name in ("attn_implementation", "_attn_implementation"):
+            if own.get(name) not in (None, "eager", "sdpa"):
+                raise ValueError(f"{name} is {own[name]!r}, which could be code from elsewhere")

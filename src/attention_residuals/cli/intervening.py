@@ -134,6 +134,9 @@ def sweep_command(
             expected="--site with pairs, and only then",
             do="see --help",
         )
+    for name, value in (("num-texts", num_texts), ("length", length), ("batch-size", batch_size)):
+        if value < (2 if name == "length" else 1):
+            raise ConfigError(got=f"--{name} {value}", expected="1 or more, 2 for length", do="see --help")
     run_folder, model, tokenizer, training = opened(folder, device_of(device))
     if text is None and training is None:
         raise ConfigError(

@@ -291,7 +291,7 @@ def test_tied_weights_are_stored_once_and_stay_tied(tmp_path):
     assert loaded.lm_head.weight.dtype == torch.float64
     with safe_open(tmp_path / "model" / "model.safetensors", "pt") as stored:
         names = [name for name in stored.keys() if "lm_head" in name or "embed_tokens" in name]  # noqa: SIM118
-    assert names == ["transformers.model.embed_tokens.weight"]
+    assert names == ["model.embed_tokens.weight"]
 
 
 def test_no_loader_can_take_a_converted_model_for_an_ordinary_one(tmp_path):
@@ -335,8 +335,16 @@ def test_impossible_requests_at_saving_and_loading_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="push_to_hub"):
         model.save_pretrained(tmp_path / "model", push_to_hub=True)
     model.save_pretrained(tmp_path / "model")
+    model.save_pretrained(tmp_path / "model")  # as models of Transformers do, over what it wrote before
     with pytest.raises(CheckpointError, match="exists"):
-        model.save_pretrained(tmp_path / "model")
+        save_converted(model, tmp_path / "model")
+    made(PRE_NORM["llama"]).save_pretrained(tmp_path / "other")
+    with pytest.raises(CheckpointError, match="exists"):
+        model.save_pretrained(tmp_path / "other")  # not over another model
+    with pytest.raises(ConfigError, match="safe_serialization=False"):
+        model.save_pretrained(tmp_path / "model", safe_serialization=False)
+    short = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype="bfloat16", local_files_only=True)
+    assert short.dtype == torch.bfloat16
     with pytest.raises(ConfigError, match="quantization_config for a converted model"):
         AutoModelForCausalLM.from_pretrained(tmp_path / "model", quantization_config=object())
     with pytest.raises(ConversionError, match="not converted"):

@@ -154,13 +154,13 @@ def save_kimi_k3(model: LanguageModel, folder: Path | str) -> None:
 
 def _stored(own: Mapping[str, Any], prefix: str, dense: str, name: str, tensor: Tensor) -> dict[str, Tensor]:
     """Names what is stored of a tensor."""
-    if name.startswith("residual."):
+    if name.startswith("attention_residuals."):
         _, _, reader, parameter = name.split(".")
         stem = prefix + _stems(own["num_hidden_layers"])[reader]
         if parameter == "pseudo_query":
             return {f"{stem}_proj.weight": tensor[None]}
         return {f"{stem}_norm.weight": tensor}
-    stored = prefix + name.removeprefix("transformers.").replace(".forget_gate.", ".")
+    stored = prefix + name.replace(".forget_gate.", ".")
     stem, _, last = stored.rpartition(".mlp.")
     if not stem:
         if stored.endswith(".conv1d.weight"):
@@ -207,7 +207,7 @@ def _attn_res(
         raise _out_of_range(checkpoint, "hidden_size", width, "the width of the model")
     with torch.device("meta"):
         rule = residual.build(num_layers=text["num_hidden_layers"], width=width)
-    own = {name: (f"residual.{name}", tensor) for name, tensor in rule.state_dict().items()}
+    own = {name: (f"attention_residuals.{name}", tensor) for name, tensor in rule.state_dict().items()}
     stored = {name: _stored(text, prefix, "mlp", *item) for name, item in own.items()}
     claims = {key: tuple(part.shape) for parts in stored.values() for key, part in parts.items()}
     tensors = checkpoint.load_part(claims)

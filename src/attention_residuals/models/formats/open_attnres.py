@@ -100,8 +100,8 @@ def save_open_attnres(model: LanguageModel, folder: Path | str) -> None:
 
 def _stored(name: str, tensor: Tensor) -> dict[str, Tensor]:
     """Names what is stored of a tensor."""
-    if not name.startswith("residual."):
-        return {name.removeprefix("transformers."): tensor}
+    if not name.startswith("attention_residuals."):
+        return {name: tensor}
     _, _, reader, parameter = name.split(".")
     layer, _, kind = reader.removeprefix("L").partition("_")
     stem = f"model.layers.{layer}.{'attn' if kind == 'attention' else kind}_res"

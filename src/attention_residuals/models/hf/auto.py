@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from attention_residuals.errors import ConfigError
@@ -43,7 +44,15 @@ class ConvertedForCausalLM:
             CheckpointError: A file is missing or damaged.
         """
         others.pop("adapter_kwargs", None)  # the Auto classes' own
-        asked = {name: value for name, value in others.items() if value not in (None, False)}
+        dtype = others.pop("torch_dtype", dtype)
+        nothing_new = {"use_safetensors", "local_files_only", "low_cpu_mem_usage"}
+        asked = {
+            name: value
+            for name, value in others.items()
+            if value not in (None, False)
+            and name not in nothing_new
+            and (name, value) != ("device_map", "cpu")
+        }
         if asked:
             raise ConfigError(
                 got=f"{', '.join(asked)} for a converted model",
@@ -52,7 +61,8 @@ class ConvertedForCausalLM:
             )
         model = load_model(folder)
         assert isinstance(model, ConvertedModel)
-        loaded = model.transformers if dtype in (None, "auto") else model.transformers.to(dtype)
+        wanted = getattr(torch, dtype) if isinstance(dtype, str) and dtype != "auto" else dtype
+        loaded = model.transformers if wanted in (None, "auto") else model.transformers.to(wanted)
         if (Path(folder) / "generation_config.json").exists():
             loaded.generation_config = GenerationConfig.from_pretrained(str(folder))
         return loaded

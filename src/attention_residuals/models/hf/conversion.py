@@ -1,6 +1,6 @@
 """Gives a pretrained Transformers model another residual rule, and proves that nothing is lost."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -57,14 +57,45 @@ def convert(model: PreTrainedModel, residual: ResidualConfig) -> PreTrainedModel
             expected="a model with its own residual connections",
             do="load the original again and convert it once",
         )
+    _require_plain(model)
     with _evaluating(model), _in_float32(model):
         config = original_config(model, residual)
         rule = residual.build(num_layers=config.num_layers, width=config.width)
         scaled = tuple(eps * scale**2 for eps, scale in zip(config.eps, read_scales(rule), strict=True))
         before = _logits(model)
         undo = install(model, replace(config, eps=scaled))
-        _require_same(before, _logits(model), type(residual).__name__, undo)
+        try:
+            _require_same(before, _logits(model), type(residual).__name__)
+        except BaseException:
+            undo()
+            raise
     return model
+
+
+def _require_plain(model: PreTrainedModel) -> None:
+    """Refuses what the proof would not see: it runs text through the model, once, without training it."""
+    config = getattr(model, "config", None)
+    facts = {
+        "no head that makes logits": not isinstance(model, PreTrainedModel)
+        or model.get_output_embeddings() is None,  # type: ignore[no-untyped-call]
+        "layers that are left out at random in training": bool(getattr(config, "layerdrop", 0.0)),
+        "cross-attention, which reads the stream as well": bool(
+            getattr(config, "add_cross_attention", False)
+        ),
+        "reentrant activation checkpointing, which loses gradients": any(
+            getattr(getattr(module, "_gradient_checkpointing_func", None), "keywords", {}).get(
+                "use_reentrant"
+            )
+            for module in model.modules()
+        ),
+    }
+    for what, holds in facts.items():
+        if holds:
+            raise ConversionError(
+                got=f"a {type(model).__name__} with {what}",
+                expected="a causal language model of attention and MLP layers, all of which run",
+                do="switch it off in the config, or convert the causal language model itself",
+            )
 
 
 def original_config(model: PreTrainedModel, residual: ResidualConfig) -> ConvertedConfig:
@@ -96,10 +127,9 @@ def _logits(model: PreTrainedModel) -> Tensor:
     return logits
 
 
-def _require_same(before: Tensor, after: Tensor, rule: str, undo: Callable[[], None]) -> None:
+def _require_same(before: Tensor, after: Tensor, rule: str) -> None:
     distance = ((after - before).norm() / before.norm()).item()
     if not distance <= TOLERANCE:
-        undo()
         raise ConversionError(
             got=f"logits that {rule} changes by {distance:.1e} (relative L2, random tokens, float32)",
             expected=f"at most {TOLERANCE:.0e}: the model's own function",

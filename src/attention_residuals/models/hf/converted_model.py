@@ -17,7 +17,7 @@ from attention_residuals.layers.residual import ResidualRule
 from attention_residuals.layers.tap import Pass, Tap
 from attention_residuals.models.converted import ConvertedConfig
 from attention_residuals.models.hf.install import depth_of, install
-from attention_residuals.models.hf.saving import config_of
+from attention_residuals.models.hf.saving import NOT_KEPT, config_of, own_tensors
 from attention_residuals.models.language_model import LanguageModel, checked_positions
 
 __all__ = ["ConvertedModel"]
@@ -68,7 +68,8 @@ class ConvertedModel(LanguageModel):
             ConfigError: This version of Transformers knows no such model.
         """
         try:
-            original = AutoConfig.for_model(**config.original)
+            described = {name: value for name, value in config.original.items() if name not in NOT_KEPT}
+            original = AutoConfig.for_model(**described)
             model = AutoModelForCausalLM.from_config(original)  # type: ignore[no-untyped-call]
         except (ValueError, TypeError) as error:
             raise ConfigError(
@@ -134,19 +135,16 @@ class ConvertedModel(LanguageModel):
         return self
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns each tensor once, however many names it has."""
-        own = {name for name, _ in (*self.named_parameters(), *self.named_buffers())}
-        state: dict[str, Any] = super().state_dict(*args, **kwargs)
-        return {name: tensor for name, tensor in state.items() if name in own}
+        """Returns each tensor once, by the name that it has in the model of Transformers."""
+        return own_tensors(self.transformers)
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
         """Loads what ``state_dict`` gave; tied weights stay tied."""
-        own = self.state_dict()
-        if strict and own.keys() != state_dict.keys():
-            super().load_state_dict(state_dict, strict=True)
-        loaded = super().load_state_dict(state_dict, strict=False, assign=assign)
+        if strict and own_tensors(self.transformers).keys() != state_dict.keys():
+            return self.transformers.load_state_dict(state_dict, strict=True)
+        loaded = self.transformers.load_state_dict(state_dict, strict=False, assign=assign)
         self.transformers.tie_weights()
         return loaded
 

@@ -53,7 +53,7 @@ def install(model: PreTrainedModel, config: ConvertedConfig) -> Callable[[], Non
         setattr(norm, eps_name(norm), eps)
         read_by(norm, site)
     model.__dict__["conversion"] = config
-    opened_by(first, Depth(rule))
+    opened_by(first, Depth(model))
     saved_as_converted(model)
     hook = _submodule(model, config.decoder).register_forward_hook(_hidden_states_as_tensors)
 
@@ -71,7 +71,7 @@ def install(model: PreTrainedModel, config: ConvertedConfig) -> Callable[[], Non
 
 def is_converted(model: nn.Module) -> bool:
     """Tells whether a model runs around a residual rule of this library."""
-    return isinstance(getattr(model, "attention_residuals", None), ResidualRule)
+    return "conversion" in model.__dict__
 
 
 def depth_of(model: nn.Module) -> Depth:

@@ -24,23 +24,34 @@ class Depth:
     """What all streams of a model share.
 
     Args:
-        rule: How its sites read: a residual rule, or what stands in for one.
+        owner: Has the residual rule, or what stands in for one, as ``attention_residuals``.
     """
 
-    def __init__(self, rule: Any) -> None:
-        self.rule = rule
-        self._running: tuple[Any, Tap | None] = (rule, None)
+    def __init__(self, owner: Any) -> None:
+        self.owner = owner
+        self._running: tuple[Any, Tap | None] = (None, None)
+
+    @property
+    def rule(self) -> Any:
+        """How sites read; PEFT may have put a copy that trains in the rule's place."""
+        rule = self.owner.attention_residuals
+        if "modules_to_save" not in getattr(rule, "_modules", {}):
+            return rule
+        active = next((name for name in rule.active_adapters if name in rule.modules_to_save), None)
+        is_off = active is None or rule.disable_adapters
+        return rule.original_module if is_off else rule.modules_to_save[active]
 
     def open(self, embedding: Tensor) -> "Stream":
         """Starts the state of a pass with what the model has made of its tokens."""
-        rule, tap = self._running
+        other, tap = self._running
+        rule = self.rule if other is None else other
         return Stream(rule, rule.open(embedding, tap), embedding, tap)
 
     @contextmanager
     def running(self, rule: ResidualRule[Any] | None, tap: Tap | None) -> Iterator[None]:
         """Lets the passes inside run under a tap, and by another schedule of the rule if one is given."""
         before = self._running
-        self._running = (before[0] if rule is None else rule, tap)
+        self._running = (rule, tap)
         try:
             yield
         finally:
@@ -68,12 +79,15 @@ class Stream:
         return only
 
     def __add__(self, output: Tensor) -> "Stream":
+        return self._written(output)
+
+    __radd__ = __add__
+
+    def _written(self, output: Tensor) -> "Stream":
         if self._read is None:
             _refuse("a residual stream that is written to twice after one read (parallel sublayers)")
         site, state = self._read
         return Stream(self.rule, self.rule.write(state, site, output, self.tap), self._like, self.tap)
-
-    __radd__ = __add__
 
     def size(self, dim: int | None = None) -> Any:
         """Returns the shape, as of the tensor in whose place this stands."""
@@ -92,7 +106,7 @@ class Stream:
         """Adds, and refuses every other function of tensors."""
         if function in (torch.add, Tensor.add, Tensor.__add__) and not kwargs and len(args) == 2:
             stream, output = args if isinstance(args[0], Stream) else reversed(args)
-            return stream + output
+            return stream._written(output)  # not +, which torch.compile would send here again
         return _refuse(f"{getattr(function, '__name__', function)} of the residual stream")
 
     def __getattr__(self, name: str) -> Any:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -45,7 +46,7 @@ def survey(model: PreTrainedModel) -> Survey:
         name: module for name, module in model.named_modules() if "norm" in type(module).__name__.lower()
     }
     with _unchanged([layers[0], *norms.values()]):
-        opened_by(layers[0], Depth(record))
+        opened_by(layers[0], Depth(SimpleNamespace(attention_residuals=record)))
         for name, norm in norms.items():
             read_by(norm, name)
         hooks = [
