@@ -59,7 +59,7 @@ def test_a_contrast_has_one_scale_for_both_and_an_even_one_for_the_difference():
     assert [axes.get_title(loc="left") for axes in (first, second, difference)] == [
         "clean",
         "edited",
-        "edited less clean",
+        "second less first",
     ]
     assert written(difference) == ["0.25", "-0.25", "0.00", "0.00", "-0.10", "0.10"]
     assert first.images[0].get_clim() == second.images[0].get_clim() == (0.0, 1.0)

@@ -31,7 +31,7 @@ def contrast_map(
         >>> one = Routing(("L0.mlp",), ("embedding", "B1"), cells, torch.zeros(1, 2, dtype=torch.bool))
         >>> figure = contrast_map(one, one._replace(weights=1 - cells), names=("A", "B"), title="AB", footer="")
         >>> [axes.get_title(loc="left") for axes in figure.axes[:3]]
-        ['A', 'B', 'B less A']
+        ['A', 'B', 'second less first']
     """
     if (first.sites, first.sources) != (second.sites, second.sources):
         raise ConfigError(
@@ -50,7 +50,7 @@ def contrast_map(
     panels = (
         (names[0], first.weights, SHARES),
         (names[1], second.weights, SHARES),
-        (f"{names[1]} less {names[0]}", difference, signed),
+        ("second less first", difference, signed),
     )
     with style.applied():
         figure = style.new_figure(
