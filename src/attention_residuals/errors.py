@@ -14,6 +14,7 @@ __all__ = [
     "DataError",
     "EditError",
     "NewerFormatError",
+    "NoChangeError",
     "NonFiniteError",
     "ShapeError",
     "TapError",
@@ -84,6 +85,10 @@ class TapError(AttentionResidualsError, RuntimeError):
 
 class EditError(TapError):
     """An edit that cannot be made on this model or text, or that was made and changed nothing."""
+
+
+class NoChangeError(EditError):
+    """An edit that acted, and changed nothing beyond rounding."""
 
 
 def is_count(value: object) -> bool:

@@ -125,14 +125,15 @@ def test_a_folder_of_another_sweep_is_refused(tmp_path):
 
 
 def test_an_edit_that_changes_nothing_has_no_effect():
+    """A source of zeros, zeroed again; an edit that finds no token is an error all the same."""
     model = model_of()
-    model.residual.readers["L2_mlp"].pseudo_query.data.zero_()
-    model.residual.readers["L2_mlp"].pseudo_query.data += 0
-    blocks = [[Drop(sites="L1.mlp", sources="B1")]]
-    with torch.no_grad():
-        weights = record(model, TOKENS)["L1.mlp"].weights
-    assert weights.min() > 0
-    assert run(model, blocks)[0].divergence > 0
+    for parameter in (model.layers[1].attention.output.weight, model.layers[1].mlp.down.weight):
+        parameter.data.zero_()
+    found = run(model, [[Zero(sites="output", sources="B2")], [Zero(sites="output", sources="B1")]])
+    assert (found[0].divergence, found[0].loss) == (0.0, 0.0)
+    assert found[1].divergence > 1e-6
+    with pytest.raises(EditError, match="never fired"):
+        run(model, [[Zero(sites="output", sources="B1", positions=(99,))]])
 
 
 def test_sources_and_pairs_are_dropped_together():

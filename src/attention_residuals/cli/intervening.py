@@ -14,7 +14,7 @@ from attention_residuals.data import Corpus
 from attention_residuals.errors import ConfigError
 from attention_residuals.models.weights import fingerprint
 from attention_residuals.plots import effect_map, save
-from attention_residuals.stats import Routing, average_routing, edge_agreement, edge_effects
+from attention_residuals.stats import average_routing, edge_agreement, edge_effects
 from attention_residuals.trace import (
     Recorder,
     Swept,
@@ -180,7 +180,7 @@ def sweep_command(
                 markup=False,
             )
         figure = effect_map(
-            _all_sites([average_routing(trace, kind) for kind in ("attention", "mlp", "output")]),
+            average_routing(trace),
             edge_effects(swept),
             title="What is read, and what it does",
             footer=f"n = {tokens.numel()} tokens, none left out, of {trace.tokens.numel()} of them the weights; "
@@ -200,18 +200,3 @@ def _write(swept: list[Swept], path: Path) -> None:
             (entry.edits[0]["sites"], entry.edits[0]["sources"], entry.divergence, entry.loss)
             for entry in swept
         )
-
-
-def _all_sites(routings: list[Routing]) -> Routing:
-    """Puts the sites of several kinds together, sources by identity."""
-    sources = tuple(dict.fromkeys(source for routing in routings for source in routing.sources))
-    sites = tuple(site for routing in routings for site in routing.sites)
-    weights = torch.full((len(sites), len(sources)), torch.nan)
-    is_open = torch.zeros(len(sites), len(sources), dtype=torch.bool)
-    row = 0
-    for routing in routings:
-        columns = [sources.index(source) for source in routing.sources]
-        end = row + len(routing.sites)
-        weights[row:end, columns], is_open[row:end, columns] = routing.weights, routing.is_open
-        row = end
-    return Routing(sites, sources, weights, is_open)

@@ -9,7 +9,7 @@ from torch import Tensor
 from attention_residuals.errors import TapError
 from attention_residuals.ops.depth_read import compute_dtype
 
-__all__ = ["EMBEDDING", "OUTPUT", "Chain", "Pass", "Read", "Site", "Tap", "Write", "offer_write"]
+__all__ = ["EMBEDDING", "OUTPUT", "Chain", "Onlooker", "Pass", "Read", "Site", "Tap", "Write", "offer_write"]
 
 EMBEDDING = "embedding"
 """The name of the first writer."""
@@ -98,6 +98,26 @@ class Tap(Protocol):
     def write(self, write: Write) -> Write:
         """Is offered a writer's output before it joins the state."""
         ...
+
+
+class Onlooker:
+    """A tap that lets everything pass; taps that look at some events only derive from it.
+
+    Example:
+        >>> isinstance(Onlooker(), Tap)
+        True
+    """
+
+    def begin(self, run: Pass) -> None:
+        """Has nothing to note."""
+
+    def read(self, read: Read) -> Read:
+        """Lets it pass."""
+        return read
+
+    def write(self, write: Write) -> Write:
+        """Lets it pass."""
+        return write
 
 
 class Chain:

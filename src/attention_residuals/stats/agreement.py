@@ -11,7 +11,7 @@ import torch
 from attention_residuals.errors import ConfigError, ShapeError
 from attention_residuals.stats.contributions import norm_shares, projection_shares
 from attention_residuals.stats.routing import Routing
-from attention_residuals.trace import Trace
+from attention_residuals.trace import Trace, source_identity
 from attention_residuals.trace.sweeps import Swept
 
 __all__ = ["Agreement", "edge_agreement", "edge_effects", "rank_correlation"]
@@ -104,11 +104,11 @@ def edge_effects(swept: Sequence[Swept]) -> Routing:
         site = edit["sites"] if edit.get("part") in (None, "in") else f"{edit['sites']}.{edit['part']}"
         cells[site, source] = entry.divergence
     sites = tuple(dict.fromkeys(site for site, _ in cells))
-    sources = tuple(dict.fromkeys(source.partition(".open@")[0] for _, source in cells))
+    sources = tuple(dict.fromkeys(source_identity(source) for _, source in cells))
     effects = torch.full((len(sites), len(sources)), math.nan)
     is_open = torch.zeros(len(sites), len(sources), dtype=torch.bool)
     for (site, source), effect in cells.items():
-        place = sites.index(site), sources.index(source.partition(".open@")[0])
+        place = sites.index(site), sources.index(source_identity(source))
         effects[place], is_open[place] = effect, ".open@" in source
     return Routing(sites, sources, effects, is_open)
 
@@ -145,7 +145,7 @@ def edge_agreement(
             "projection share": projection_shares(trace, site),
         }
         for source, name in enumerate(read.source_names):
-            effect = effects.weights[row, effects.sources.index(name.partition(".open@")[0])].item()
+            effect = effects.weights[row, effects.sources.index(source_identity(name))].item()
             if math.isnan(effect):
                 continue
             measured.append(effect)

@@ -33,12 +33,12 @@ class Routing(NamedTuple):
     is_open: Bool[Tensor, "R C"]
 
 
-def average_routing(trace: Trace, kind: str) -> Routing:
+def average_routing(trace: Trace, kind: str | None = None) -> Routing:
     """Averages the weights over all real tokens (paper, Fig. 8); the weights of duplicate sources are added.
 
     Args:
         trace: A recorded pass.
-        kind: ``"attention"``, ``"mlp"`` or ``"output"``: which sites become rows.
+        kind: ``"attention"``, ``"mlp"`` or ``"output"``: which sites become rows; all of them by default.
 
     Returns:
         Weights from 0 (never read) to 1 (the only thing read); each row sums to 1.
@@ -98,8 +98,8 @@ def output_magnitude(trace: Trace) -> tuple[float, ...]:
     return tuple(square.sqrt().item() for square in squares)
 
 
-def _sites(trace: Trace, kind: str) -> list[SiteTrace]:
-    sites = [site.distinct() for site in trace if site.site == kind or site.site.endswith(f".{kind}")]
+def _sites(trace: Trace, kind: str | None) -> list[SiteTrace]:
+    sites = [site.distinct() for site in trace if kind in (None, site.site, site.site.rpartition(".")[2])]
     if not sites:
         raise ConfigError(
             got=f"kind {kind!r}", expected="sites of that kind", do="use 'attention', 'mlp' or 'output'"

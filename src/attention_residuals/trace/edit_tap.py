@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from attention_residuals.errors import EditError
+from attention_residuals.errors import EditError, NoChangeError
 from attention_residuals.layers.residual import ResidualRule
 from attention_residuals.layers.tap import Pass, Read, Write
 from attention_residuals.ops import weighted_sum
@@ -87,7 +87,7 @@ class Tally:
                 do="look at its positions and rows: padding is not counted",
             )
         if max(self.weight_change, self.state_change) <= self.rounding:
-            raise EditError(
+            raise NoChangeError(
                 got=f"{self.edit}, which fired {self.fired} times and changed nothing",
                 expected=f"a change larger than what rounding does, {self.rounding:.0e}",
                 do="leave it out, or take the reference from another text",

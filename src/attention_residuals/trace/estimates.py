@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from attention_residuals.errors import EditError
-from attention_residuals.layers.tap import Pass, Read, Write
+from attention_residuals.layers.tap import Onlooker, Read
 from attention_residuals.models import LanguageModel
 
 __all__ = ["EdgeEstimate", "edge_estimates"]
@@ -71,18 +71,11 @@ def edge_estimates(model: LanguageModel, tokens: Int[Tensor, "B T"]) -> list[Edg
     return found
 
 
-class _Probe:
+class _Probe(Onlooker):
     """A tap that puts something differentiable into the weights."""
 
     def __init__(self) -> None:
         self.reads: list[tuple[Read, Tensor]] = []
-
-    def begin(self, run: Pass) -> None:
-        """Has nothing to note."""
-
-    def write(self, write: Write) -> Write:
-        """Lets it pass."""
-        return write
 
     def read(self, read: Read) -> Read:
         """Adds a zero whose gradient is that of the weights; reads of a single source have no edge to drop."""

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from attention_residuals.errors import ConfigError, EditError, ShapeError, is_count, is_finite, nearest
-from attention_residuals.layers.tap import Pass, Read, Write
+from attention_residuals.layers.tap import Onlooker, Read
 from attention_residuals.models import LanguageModel
 from attention_residuals.trace.effects import divergence as divergence_of
 from attention_residuals.trace.sweeps import SourcesOf, reads_of
@@ -205,7 +205,7 @@ class _Search:
             )
 
 
-class _Forced:
+class _Forced(Onlooker):
     """A tap that notes the weights of one read, and puts others in place of them."""
 
     clean: Tensor
@@ -213,13 +213,6 @@ class _Forced:
 
     def __init__(self, place: SourcesOf, weights: Tensor | None) -> None:
         self.place, self.weights = place, weights
-
-    def begin(self, run: Pass) -> None:
-        """Has nothing to note."""
-
-    def write(self, write: Write) -> Write:
-        """Lets it pass."""
-        return write
 
     def read(self, read: Read) -> Read:
         """Puts the weights in place at the one read."""

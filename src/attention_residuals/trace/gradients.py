@@ -3,12 +3,12 @@
 from torch import Tensor
 
 from attention_residuals.errors import TapError
-from attention_residuals.layers.tap import Pass, Read, Write
+from attention_residuals.layers.tap import Onlooker, Pass, Write
 
 __all__ = ["GradientRecorder"]
 
 
-class GradientRecorder:
+class GradientRecorder(Onlooker):
     """A tap that keeps the gradient of the loss with respect to every writer's output.
 
     Use it for one forward and one backward pass, then read ``magnitudes``.
@@ -20,10 +20,6 @@ class GradientRecorder:
     def begin(self, run: Pass) -> None:
         """Starts anew."""
         self._outputs.clear()
-
-    def read(self, read: Read) -> Read:
-        """Lets it pass."""
-        return read
 
     def write(self, write: Write) -> Write:
         """Asks autograd to keep this output's gradient."""

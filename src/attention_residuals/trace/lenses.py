@@ -15,9 +15,10 @@ from torch import Tensor
 
 from attention_residuals.errors import ConfigError, nearest
 from attention_residuals.layers.residual import AttnResRule
-from attention_residuals.layers.tap import EMBEDDING, OUTPUT, Pass, Read, Write
+from attention_residuals.layers.tap import EMBEDDING, OUTPUT, Onlooker, Read
 from attention_residuals.models import LanguageModel
 from attention_residuals.trace.reads import contribution
+from attention_residuals.trace.site import source_identity
 
 __all__ = ["TARGETS", "Lens", "LensReading", "Looking", "SourceLens", "lens", "lens_through"]
 
@@ -136,7 +137,7 @@ def lens_through(
     )
 
 
-class Looking:
+class Looking(Onlooker):
     """A tap that keeps the vectors a lens looks at.
 
     Args:
@@ -165,16 +166,9 @@ class Looking:
         self.states: list[Tensor] = []
         self._names: dict[str, None] = {}
 
-    def begin(self, run: Pass) -> None:
-        """Has nothing to note."""
-
-    def write(self, write: Write) -> Write:
-        """Lets it pass."""
-        return write
-
     def read(self, read: Read) -> Read:
         """Keeps the target, if the site holds it."""
-        self._names |= dict.fromkeys(name.split(".open@")[0] for name in read.source_names)
+        self._names |= dict.fromkeys(source_identity(name) for name in read.source_names)
         state = self._state(read)
         if state is not None and read.part in ("in", "q"):
             self.sites.append(str(read.site))
@@ -193,7 +187,7 @@ class Looking:
             assert isinstance(self.rule, AttnResRule)
             return self.rule.attend(read.values, OUTPUT, "in", None, None).mix
         assert isinstance(self.target, SourceLens)
-        places = [name.split(".open@")[0] for name in read.source_names]
+        places = [source_identity(name) for name in read.source_names]
         return read.values[places.index(self.target.source)] if self.target.source in places else None
 
     def require_found(self) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from attention_residuals.errors import TapError
 from attention_residuals.layers.residual import ResidualRule
-from attention_residuals.layers.tap import Pass, Read, Tap, Write
+from attention_residuals.layers.tap import Onlooker, Pass, Read, Tap, Write
 
 __all__ = ["Traceable", "prove"]
 
@@ -129,14 +129,8 @@ class _Check:
             )
 
 
-class _Remix:
+class _Remix(Onlooker):
     """Has every read made again of its weights and values."""
-
-    def begin(self, run: Pass) -> None:
-        pass
-
-    def write(self, write: Write) -> Write:
-        return write
 
     def read(self, read: Read) -> Read:
         return read._replace(weights=read.weights.clone())

@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 from jaxtyping import Bool, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from attention_residuals.data.tokenizer import Tokenizer
 from attention_residuals.errors import ConfigError, NonFiniteError
-from attention_residuals.layers.residual import ResidualRule
-from attention_residuals.layers.tap import OUTPUT, Pass
+from attention_residuals.layers.residual import ResidualRule, rehearse
+from attention_residuals.layers.tap import Pass
 from attention_residuals.models import LanguageModel
 from attention_residuals.trace.recorder import Keep, Recorder
 from attention_residuals.trace.texts import batch_of
@@ -84,15 +84,10 @@ def trace_bytes(model: LanguageModel, num_tokens: int, keep: Keep = "routing") -
 
 def _rule_trace(model: LanguageModel, num_tokens: int, keep: Keep) -> Trace:
     rule, recorder = model.residual, Recorder(keep)
-    parameter = next(model.parameters())
-    output = torch.ones(1, num_tokens, rule.width, dtype=parameter.dtype, device=parameter.device)
     tokens = torch.zeros(1, num_tokens, dtype=torch.long)
     recorder.begin(Pass(tokens, tokens, None))
     with _recording(recorder, rule):
-        state = rule.open(output, recorder)
-        for site in rule.sites():
-            _, state = rule.read(state, site, nn.Identity(), recorder)
-            state = state if site == OUTPUT else rule.write(state, site, output, recorder)
+        rehearse(rule, next(model.parameters()).new_ones(1, num_tokens, rule.width), recorder)
     return recorder.trace(model)
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attention_residuals.layers.residual import ResidualConfig, ResidualRule
+from attention_residuals.layers.residual import ResidualConfig, ResidualRule, rehearse
 from attention_residuals.layers.tap import OUTPUT
 from attention_residuals.models import Decoder, presets
 from attention_residuals.trace.recording import record
@@ -64,10 +64,7 @@ def rule_facts(config: ResidualConfig, *, num_layers: int = 8, width: int = 128)
 
 def _state_vectors(rule: ResidualRule[object], width: int) -> int:
     """Counts what the state holds at the end; a tensor that it holds twice counts once."""
-    state = rule.open(torch.zeros(1, 1, width))
-    for site in rule.sites()[:-1]:
-        _, state = rule.read(state, site, torch.nn.Identity())
-        state = rule.write(state, site, torch.ones(1, 1, width))
+    _, state = rehearse(rule, torch.ones(1, 1, width))
     numbers = {tensor.data_ptr(): tensor.numel() for tensor in _tensors(state)}
     return sum(numbers.values()) // width
 

@@ -17,14 +17,15 @@ from torch import Tensor
 
 from attention_residuals.configs import encode
 from attention_residuals.durable import unwritable, write_bytes
-from attention_residuals.errors import CheckpointError, EditError, ShapeError
-from attention_residuals.layers.residual import ResidualRule
-from attention_residuals.layers.tap import Pass, Read, Write
+from attention_residuals.errors import CheckpointError, NoChangeError, ShapeError
+from attention_residuals.layers.residual import rehearse
+from attention_residuals.layers.tap import Onlooker, Read
 from attention_residuals.models import LanguageModel
 from attention_residuals.models.weights import fingerprint
 from attention_residuals.trace.edits import Edit
 from attention_residuals.trace.effects import change_of_loss, divergence
 from attention_residuals.trace.intervention import intervene
+from attention_residuals.trace.site import source_identity
 from attention_residuals.trace.weight_edits import Drop
 
 __all__ = ["Swept", "every_edge", "every_pair", "every_source", "reads_of", "sweep"]
@@ -38,7 +39,7 @@ class Swept:
 
     Args:
         edits: What was done, as JSON.
-        divergence: Mean KL(clean || edited) over real tokens, nats, 0 or more; NaN where nothing was changed.
+        divergence: Mean KL(clean || edited) over real tokens, nats, 0 or more.
         loss: Mean change of the next token's cross-entropy, nats per token; above 0 the edit hurts.
     """
 
@@ -63,16 +64,8 @@ def reads_of(model: LanguageModel) -> tuple[SourcesOf, ...]:
         >>> reads_of(Decoder(presets.scaled(2, vocab_size=300)))[1]
         SourcesOf(site='L0.mlp', part='in', sources=('embedding', 'L0.attention'))
     """
-    looker = _Looker()
-    rule: ResidualRule[Any] = model.residual
-    parameter = next(model.parameters())
-    output = torch.ones(1, 1, rule.width, dtype=parameter.dtype, device=parameter.device)
-    with torch.no_grad():
-        state = rule.open(output, looker)
-        for site in rule.sites():
-            _, state = rule.read(state, site, torch.nn.Identity(), looker)
-            if site.kind != "output":
-                state = rule.write(state, site, output, looker)
+    looker, parameter = _Looker(), next(model.parameters())
+    rehearse(model.residual, parameter.new_ones(1, 1, model.residual.width), looker)
     return tuple(looker.reads)
 
 
@@ -92,7 +85,7 @@ def every_source(model: LanguageModel) -> list[list[Edit]]:
     for read in reads_of(model):
         for source in read.sources:
             if len(read.sources) > 1:
-                readers.setdefault(source.partition(".open@")[0], []).append(read)
+                readers.setdefault(source_identity(source), []).append(read)
     return [
         [Drop(sites=tuple(dict.fromkeys(read.site for read in reads)), sources=source)]
         for source, reads in readers.items()
@@ -135,7 +128,8 @@ def sweep(
 
     Returns:
         One entry for each of ``edits``, in their order. An edit that changes nothing (a source whose weight
-        is 0) has the effects 0.
+        is 0) has the effects 0. The clean pass is a plain one, so that effects below about 1e-7 nats are
+        rounding.
 
     Raises:
         CheckpointError: The folder holds another sweep, or cannot be written.
@@ -176,9 +170,7 @@ def _swept(
     for (tokens, real), logits in zip(batches, clean, strict=True):
         try:
             edited = intervene(model, tokens, edits, mask=real if masked else None).logits
-        except EditError as error:
-            if "changed nothing" not in str(error):
-                raise
+        except NoChangeError:
             edited = logits
         targets = real[:, 1:] & real[:, :-1]
         total_kl += divergence(logits, edited).values[real].sum().item()
@@ -273,18 +265,11 @@ def _shown(numbers: range, total: int, progress: bool) -> Iterator[int]:
             bar.advance(task)
 
 
-class _Looker:
+class _Looker(Onlooker):
     """A tap that notes what reads have to read."""
 
     def __init__(self) -> None:
         self.reads: list[SourcesOf] = []
-
-    def begin(self, run: Pass) -> None:
-        """Has nothing to note."""
-
-    def write(self, write: Write) -> Write:
-        """Lets it pass."""
-        return write
 
     def read(self, read: Read) -> Read:
         """Notes the names."""

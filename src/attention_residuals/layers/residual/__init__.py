@@ -15,6 +15,7 @@ from attention_residuals.layers.residual.interface import (
     ResidualRule,
     Semantics,
     checked_inputs,
+    rehearse,
 )
 from attention_residuals.layers.residual.raw_keys import RawKeys
 from attention_residuals.layers.residual.sigmoid import Sigmoid
@@ -56,6 +57,7 @@ __all__ = [
     "TwoPhaseRule",
     "ValueQuery",
     "checked_inputs",
+    "rehearse",
 ]
 
 RULES: dict[str, type[ResidualConfig]] = {

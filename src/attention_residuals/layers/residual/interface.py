@@ -21,6 +21,7 @@ __all__ = [
     "checked_inputs",
     "checked_output",
     "inputs_of_parts",
+    "rehearse",
     "to_source_dtype",
 ]
 
@@ -127,6 +128,37 @@ class ResidualConfig(ABC):
         Raises:
             ConfigError: The options do not fit the shape.
         """
+
+
+def rehearse(
+    rule: ResidualRule[Any], output: Float[Tensor, "B T D"], tap: Tap | None = None
+) -> tuple[tuple[Float[Tensor, "B T D"], ...], Any]:
+    """Runs a rule alone, without a model: the embedding and every sublayer write the same output.
+
+    Args:
+        rule: Any rule.
+        output: What is written.
+        tap: Sees every read and write.
+
+    Returns:
+        What each site reads first, before its norm, and the state before the output's read.
+
+    Example:
+        >>> from attention_residuals.layers.residual import StandardResidual
+        >>> reads, _ = rehearse(StandardResidual().build(num_layers=1, width=2), torch.ones(1, 1, 2))
+        >>> [read[0, 0, 0].item() for read in reads]
+        [1.0, 2.0, 3.0]
+    """
+    reads = []
+    with torch.no_grad():
+        state = rule.open(output.clone(), tap)
+        for site in rule.sites():
+            before = state
+            inputs, state = rule.read(state, site, nn.Identity(), tap)
+            reads.append(inputs[0])
+            if site != OUTPUT:
+                state = rule.write(state, site, output.clone(), tap)
+    return tuple(reads), before
 
 
 def inputs_of_parts(read_BTD: Mapping[str, Tensor]) -> tuple[Tensor, ...]:

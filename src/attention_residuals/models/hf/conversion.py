@@ -109,7 +109,7 @@ def original_config(model: PreTrainedModel, residual: ResidualConfig) -> Convert
     text = model.config.get_text_config()
     longest = getattr(text, "max_position_embeddings", None)
     return ConvertedConfig(
-        transformers=described(model),
+        transformers=described(model.config),
         vocab_size=len(embedding_of(model)),
         width=text.hidden_size,
         max_tokens=longest if isinstance(longest, int) else 2048,

@@ -82,7 +82,7 @@ class Inkling2Model(LanguageModel):
             source_dtype="float32" if short else None,  # in which Transformers, too, mixes
         )
         self.config = Inkling2Config(
-            transformers=described(model),
+            transformers=described(model.config),
             vocab_size=text.unpadded_vocab_size,
             num_layers=num_layers,
             width=text.hidden_size,

@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
 
 from attention_residuals.errors import ConfigError, ConversionError
-from attention_residuals.layers.residual import ResidualRule
+from attention_residuals.layers.residual import ResidualRule, rehearse
 from attention_residuals.layers.tap import OUTPUT, Site
 from attention_residuals.models.converted import ConvertedConfig
 from attention_residuals.models.hf.saving import saved_as_converted
@@ -99,17 +99,8 @@ def read_scales(rule: ResidualRule[Any]) -> list[float]:
         >>> read_scales(AttnRes(sublayers_per_block=2).build(num_layers=2, width=4))
         [1.0, 0.5, 0.5, 0.3333333333333333, 0.3333333333333333]
     """
-    rule.double()
-    one = torch.ones(1, 1, rule.width, dtype=torch.float64)
-    scales = []
-    with torch.no_grad():
-        state = rule.open(one)
-        for num_written, site in enumerate(rule.sites(), start=1):
-            (mix, *_), state = rule.read(state, site, _itself)
-            scales.append(mix.mean().item() / num_written)
-            if site != OUTPUT:
-                state = rule.write(state, site, one)
-    return scales
+    reads, _ = rehearse(rule.double(), torch.ones(1, 1, rule.width, dtype=torch.float64))
+    return [read.mean().item() / num_written for num_written, read in enumerate(reads, start=1)]
 
 
 def eps_name(norm: nn.Module) -> str:
@@ -159,7 +150,3 @@ def _as_tensors(states: Sequence[Any]) -> tuple[Any, ...]:
         else state
         for layer, state in enumerate(states)
     )
-
-
-def _itself(tensor: Tensor) -> Tensor:
-    return tensor

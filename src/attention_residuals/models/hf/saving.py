@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from attention_residuals.errors import ConfigError, ConversionError
 from attention_residuals.models.converted import ConvertedConfig
@@ -58,12 +58,12 @@ def save_converted(
 def config_of(model: PreTrainedModel) -> ConvertedConfig:
     """Returns the config of a converted model, as the model is by now."""
     converted: ConvertedConfig = model.__dict__["conversion"]
-    return replace(converted, transformers=described(model), vocab_size=len(embedding_of(model)))
+    return replace(converted, transformers=described(model.config), vocab_size=len(embedding_of(model)))
 
 
-def described(model: PreTrainedModel) -> str:
+def described(config: PreTrainedConfig) -> str:
     """Returns a model's own config as JSON, without the place that it was loaded from."""
-    own = {name: value for name, value in model.config.to_dict().items() if name not in NOT_KEPT}
+    own = {name: value for name, value in config.to_dict().items() if name not in NOT_KEPT}
     return json.dumps(own, sort_keys=True)
 
 

@@ -1,6 +1,5 @@
 """Models of Transformers that others have trained around a residual rule, and the files that they lie in."""
 
-import json
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from attention_residuals.models.converted import ConvertedConfig
 from attention_residuals.models.formats.checkpoint import Checkpoint
 from attention_residuals.models.hf.converted_model import ConvertedModel
 from attention_residuals.models.hf.install import eps_name
+from attention_residuals.models.hf.saving import described
 from attention_residuals.models.weights import load_state
 
 __all__ = [
@@ -136,12 +136,11 @@ def trained_config(
     """
     where = checkpoint.folder / "config.json"
     own = own_config({**fields, "dtype": stored_dtype(checkpoint, embedding)}, where)
-    described = {name: value for name, value in own.to_dict().items() if name != "_name_or_path"}
     layers = [f"model.layers.{number}" for number in range(own.num_hidden_layers)]
     norms = [f"{layer}.{norm}_layernorm" for layer in layers for norm in ("input", "post_attention")]
     try:
         return ConvertedConfig(
-            transformers=json.dumps(described, sort_keys=True),
+            transformers=described(own),
             vocab_size=own.vocab_size,
             width=own.hidden_size,
             max_tokens=own.max_position_embeddings,
