@@ -73,7 +73,7 @@ def decode() -> Iterator[Line]:
             if batch == 8 and size == 6:
                 break
         arms = {name: _decoding(model, residual, batch) for name, (model, residual) in models.items()}
-        times = paired_times(arms, 7)
+        times = paired_times(arms, 25)
         case = f"decode, batch {batch}, 24 layers, d 1024"
         yield Line(case, "standard", f"{1e3 * statistics.median(times['standard']):.1f} ms a token")
         for name in arms:
