@@ -67,6 +67,11 @@ def foldable(norm: object) -> tuple[Tensor, float] | None:
 
 def _is_watched(norm: nn.Module) -> bool:
     """Tells whether somebody has hooked into the norm, or put another forward pass into it."""
-    hooks = (norm._forward_hooks, norm._forward_pre_hooks, norm._backward_hooks, norm._backward_pre_hooks)
-    watched = any(hooks) or "forward" in norm.__dict__ or nn.modules.module._has_any_global_hook()
-    return bool(watched)
+    return bool(
+        norm._forward_hooks
+        or norm._forward_pre_hooks
+        or norm._backward_hooks
+        or norm._backward_pre_hooks
+        or "forward" in norm.__dict__
+        or nn.modules.module._has_any_global_hook()
+    )

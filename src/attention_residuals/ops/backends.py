@@ -1,5 +1,6 @@
 """The one door to depth attention: a backend is an argument, chosen with a reason."""
 
+import functools
 import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -55,10 +56,13 @@ class Backend:
 
     def refusal(self, source: Tensor, *, with_bias: bool) -> str | None:
         """Says why it cannot do a call, or None."""
-        if self.devices and source.device.type not in self.devices:
-            return f"it runs on {' and '.join(self.devices)}, not on {source.device.type}"
-        if self.dtypes and source.dtype not in self.dtypes:
-            return f"it takes {' and '.join(str(dtype) for dtype in self.dtypes)}, not {source.dtype}"
+        return self._refusal(source.device.type, source.dtype, with_bias)
+
+    def _refusal(self, device: str, dtype: torch.dtype, with_bias: bool) -> str | None:
+        if self.devices and device not in self.devices:
+            return f"it runs on {' and '.join(self.devices)}, not on {device}"
+        if self.dtypes and dtype not in self.dtypes:
+            return f"it takes {' and '.join(str(dtype) for dtype in self.dtypes)}, not {dtype}"
         if with_bias and not self.takes_bias:
             return "it takes no logit_bias"
         return self.missing
@@ -183,7 +187,7 @@ def chosen_backend(name: str, source: Tensor, with_bias: bool) -> Backend:
         BackendError: There is none of that name, or it cannot do the call.
     """
     if name == "auto":
-        return next(b for b in BACKENDS.values() if b.refusal(source, with_bias=with_bias) is None)
+        return _first(source.device.type, source.dtype, with_bias)
     if name not in BACKENDS:
         raise BackendError(
             got=f"backend={name!r}", expected="'auto' or a known name", do=nearest(name, BACKENDS)
@@ -196,3 +200,9 @@ def chosen_backend(name: str, source: Tensor, with_bias: bool) -> Backend:
             do="pass backend='auto', or see `attnres backends`",
         )
     return BACKENDS[name]
+
+
+@functools.cache
+def _first(device: str, dtype: torch.dtype, with_bias: bool) -> Backend:
+    """Returns the first backend that can do such calls; which one it is does not change in a process."""
+    return next(b for b in BACKENDS.values() if b._refusal(device, dtype, with_bias) is None)

@@ -31,6 +31,7 @@ __all__ = [
     "GRAD_LOGITS",
     "GRAD_MIX",
     "INVERSE_NORMS",
+    "KEY_GAIN",
     "LOGITS",
     "MIX",
     "NOT_FINITE",
@@ -54,7 +55,9 @@ EPS, DIRECTION, BIAS, OUTPUT_GAIN, LOGITS, INVERSE_NORMS, OUTPUT_NORM, MIX = ran
 GRAD_MIX, GRAD_LOGITS, GRAD_BIAS, GRAD_DIRECTION, GRAD_GAIN = range(16, 21)
 NOT_FINITE = 21
 """The kernels write 1 here when a logit is infinite or no number."""
-SOURCES = 22
+KEY_GAIN = 22
+"""Forward only: what the query, which is at DIRECTION there, is to be multiplied with."""
+SOURCES = 23
 """From here on: S addresses of sources, S of their gradients, and S ones where those are added to."""
 
 # How every function of the kernels is compiled. Sums may be reordered and contracted; infinities and NaN keep
@@ -190,10 +193,10 @@ def _note(table, logit):
 
 
 @_inlined
-def _scores(table, source, token, like):
+def _scores(table, source, token, direction, like):
     """Writes logit and inverse norm of a source at a token, and returns the logit."""
     one, width = np.float32(1), table[WIDTH]
-    direction, numbers = _pointer(table[DIRECTION], one), _pointer(table[EPS], one)
+    numbers = _pointer(table[EPS], one)
     logits, inverse_norms = _pointer(table[LOGITS], one), _pointer(table[INVERSE_NORMS], one)
     row, square, dot = _row(table, SOURCES + source, token, like), np.float32(0), np.float32(0)
     for d in range(width):
@@ -236,12 +239,17 @@ def _forward(table, chunk, like):
     num_sources, num_tokens, tile = table[NUM_SOURCES], table[NUM_TOKENS], table[TILE]
     start = table[SCRATCH] + chunk * table[SCRATCH_BYTES]
     weights, mixed = _pointer(start, one), _pointer(start + 4 * tile * num_sources, one)
+    direction = _pointer(start + 4 * (tile * num_sources + table[WIDTH]), one)
+    query, key_gain = _pointer(table[DIRECTION], one), _pointer(table[KEY_GAIN], one)
+    for d in range(table[WIDTH]):
+        direction[d] = query[d] * key_gain[d]
     last = (chunk + 1) * num_tokens // table[NUM_CHUNKS]
     for first in range(chunk * num_tokens // table[NUM_CHUNKS], last, tile):
         size = min(tile, last - first)
         for source in range(num_sources):
             for number in range(size):
-                weights[number * num_sources + source] = _scores(table, source, first + number, like)
+                logit = _scores(table, source, first + number, direction, like)
+                weights[number * num_sources + source] = logit
         for number in range(size):
             row = _pointer(start + 4 * number * num_sources, one)
             _softmax(row, num_sources)

@@ -240,7 +240,7 @@ def _merge_row(table, token, weights, mixed, like):
     output = _pointer(_extra(table, OUTPUTS) + 4 * width * token, one)
     top = maxima[token]
     for source in range(num_live):
-        weights[source] = _scores(table, source, token, like)
+        weights[source] = _scores(table, source, token, _pointer(table[DIRECTION], one), like)
         top = max(top, weights[source])
     old = np.float32(math.exp(maxima[token] - top))
     total = old * denominators[token]

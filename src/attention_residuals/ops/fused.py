@@ -224,18 +224,19 @@ def _looked_at(
 ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], bool]:
     """Runs the kernel forward; says too whether all logits are finite, since it costs much to look again."""
     cpu = cpu_kernels()
-    sources = [source.contiguous() for source in sources]
+    sources = [in_order(source) for source in sources]
     first, rows = sources[0], sources[0].shape[:-1]
-    mix = torch.empty_like(first)
+    # One way of making tensors: between large products, each other function would come from memory anew.
+    mix = torch.empty(first.shape, dtype=first.dtype)
     logits = torch.empty((len(sources), *rows), dtype=torch.float32)
-    inverse_norms = torch.empty_like(logits)
+    inverse_norms = torch.empty((len(sources), *rows), dtype=torch.float32)
     output_norms = torch.empty(rows if output_gain is not None else 0, dtype=torch.float32)
-    numbers = (ctypes.c_float * 2)(eps, output_eps)
-    direction = pseudo_query.float() * key_gain.float()
+    query, key_gain = as_float32(pseudo_query), as_float32(key_gain)
     bias, gain = as_float32(logit_bias), as_float32(output_gain)
     addresses = {
-        cpu.EPS: ctypes.addressof(numbers),
-        cpu.DIRECTION: direction.data_ptr(),
+        cpu.EPS: ctypes.addressof(_two_floats(eps, output_eps)),
+        cpu.DIRECTION: address_of(query),
+        cpu.KEY_GAIN: address_of(key_gain),
         cpu.BIAS: address_of(bias),
         cpu.OUTPUT_GAIN: address_of(gain),
         cpu.LOGITS: logits.data_ptr(),
@@ -262,7 +263,7 @@ def _backward(
     nodes: Sequence[Any] = (),
 ) -> tuple[list[Tensor], Tensor, Tensor, Tensor, Tensor]:
     cpu = cpu_kernels()
-    sources = [source.contiguous() for source in sources]
+    sources = [in_order(source) for source in sources]
     places = [
         _place(source, want, node)
         for source, want, node in zip(sources, wanted, nodes or [None] * len(sources), strict=True)
@@ -315,20 +316,21 @@ def _launch(
     direction: str, sources: list[Tensor], per_source: list[int], addresses: dict[int, int]
 ) -> ctypes.Array[ctypes.c_int64]:
     """Fills the address table, runs a kernel and returns the table."""
-    cpu = cpu_kernels()
-    num_sources, width, num_chunks = len(sources), sources[0].shape[-1], num_chunks_of(sources[0])
-    row_bytes = num_sources * width * sources[0].element_size()
+    cpu, first = cpu_kernels(), sources[0]
+    num_sources, width, num_numbers = len(sources), first.shape[-1], first.numel()
+    num_chunks = num_chunks_of(first)
+    row_bytes = num_sources * width * first.element_size()
     tile = max(1, min(_MAX_TILE, _TILE_BYTES // max(1, row_bytes)))
     floats = 2 * tile * num_sources + (tile + 2) * width
     scratch = torch.empty(num_chunks * floats, dtype=torch.float32)
     table = [0] * cpu.SOURCES + per_source
     table[cpu.NUM_CHUNKS], table[cpu.NUM_SOURCES] = num_chunks, num_sources
-    table[cpu.NUM_TOKENS], table[cpu.WIDTH] = sources[0].numel() // max(1, width), width
+    table[cpu.NUM_TOKENS], table[cpu.WIDTH] = num_numbers // max(1, width), width
     table[cpu.TILE], table[cpu.SCRATCH], table[cpu.SCRATCH_BYTES] = tile, scratch.data_ptr(), 4 * floats
     for place, address in addresses.items():
         table[place] = address
     filled = (ctypes.c_int64 * len(table))(*table)
-    small = num_sources * sources[0].numel() < SMALL
+    small = num_chunks == 1 or num_sources * num_numbers < SMALL
     num_threads = 1 if small else min(torch.get_num_threads(), num_chunks)
     threads.run(cpu.kernel(direction, sources[0].dtype), ctypes.addressof(filled), num_threads)
     return filled
@@ -343,9 +345,21 @@ def num_chunks_of(source: Tensor) -> int:
     return min(_MAX_CHUNKS, -(-num_tokens // _CHUNK_TOKENS))
 
 
+def in_order(tensor: Tensor) -> Tensor:
+    """Returns a tensor whose numbers lie in order; one that is so already without a call of PyTorch's."""
+    return tensor if tensor.is_contiguous() else tensor.contiguous()
+
+
 def as_float32(tensor: Tensor | None) -> Tensor | None:
     """Returns a tensor as a kernel takes it, or None."""
-    return None if tensor is None else tensor.float().contiguous()
+    if tensor is None or (tensor.dtype is torch.float32 and tensor.is_contiguous()):
+        return tensor
+    return tensor.float().contiguous()
+
+
+@functools.cache
+def _two_floats(first: float, second: float) -> ctypes.Array[ctypes.c_float]:
+    return (ctypes.c_float * 2)(first, second)
 
 
 def address_of(tensor: Tensor | None) -> int:

@@ -1,5 +1,6 @@
 """The rules that keep sublayers' outputs, or block sums of them, and mix them anew at each site."""
 
+import functools
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -108,7 +109,7 @@ class SourceRule(ResidualRule[Any]):
                 do=f"use {2 * num_layers} for one block, {max(1, num_layers // 2)} for about four",
             )
         self.config = config
-        self._sites = frozenset(self.sites())
+        self._seen = {site: (self.num_kept(site), tuple(self.visible(site))) for site in self.sites()}
         self.readers = nn.ModuleDict(
             {
                 reader_name(site, part): self.make_reader(site, part)
@@ -174,9 +175,13 @@ class SourceRule(ResidualRule[Any]):
         """Mixes the sources and normalises the mix, once for each part."""
         sources = self.sources(state, site)
         values = self.values(state, sources)
-        inputs = {
-            part: self._read_part(state, sources, values, site, part, norm, tap) for part in self.parts(site)
-        }
+        inputs = {}
+        for part in self.parts(site):
+            result = self._normalised_read(values, self.beside(state), site, part, norm)
+            changed = None if tap is None else self._offered(sources, values, result, site, part, tap)
+            inputs[part] = (
+                self._like_parameters(result.mix) if changed is None else norm(self._like_parameters(changed))
+            )
         return inputs_of_parts(inputs), state
 
     def write(self, state: Any, site: Site, output: Tensor, tap: Tap | None = None) -> Any:
@@ -200,14 +205,19 @@ class SourceRule(ResidualRule[Any]):
             ConfigError: The model has no such site.
             ShapeError: Sites do not read and write in order.
         """
-        if site not in self._sites:
+        if site not in self._seen:
             known = [str(own) for own in self.sites()]
             raise ConfigError(
                 got=f"site {site}", expected="a site of this model", do=nearest(str(site), known)
             )
-        kept = state.blocks + state.open_block
-        self._require_order(len(kept), site)
-        return tuple(kept[number] for number in self.visible(site))
+        kept, (num_kept, places) = state.blocks + state.open_block, self._seen[site]
+        if len(kept) != num_kept:
+            raise ShapeError(
+                got=f"{len(kept)} sources at {site}",
+                expected=f"{num_kept}, what the sublayers before it have written",
+                do="let every site read and write once, in the order of sites()",
+            )
+        return kept if len(places) == num_kept else tuple(kept[number] for number in places)
 
     def num_kept(self, site: Site) -> int:
         """Counts the embedding, the blocks finished before the site, and the open one if there is one."""
@@ -257,28 +267,6 @@ class SourceRule(ResidualRule[Any]):
         """Tells the same of the values; asked for only under a tap."""
         return self.membership(site)
 
-    def _require_order(self, num_kept: int, site: Site) -> None:
-        if num_kept != self.num_kept(site):
-            raise ShapeError(
-                got=f"{num_kept} sources at {site}",
-                expected=f"{self.num_kept(site)}, what the sublayers before it have written",
-                do="let every site read and write once, in the order of sites()",
-            )
-
-    def _read_part(
-        self,
-        state: Any,
-        sources: tuple[Tensor, ...],
-        values: tuple[Tensor, ...],
-        site: Site,
-        part: str,
-        norm: Norm,
-        tap: Tap | None,
-    ) -> Tensor:
-        result = self._normalised_read(values, self.beside(state), site, part, norm)
-        changed = self._offered(sources, values, result, site, part, tap)
-        return self._like_parameters(result.mix) if changed is None else norm(self._like_parameters(changed))
-
     def _offered(
         self,
         sources: tuple[Tensor, ...],
@@ -286,11 +274,9 @@ class SourceRule(ResidualRule[Any]):
         result: DepthRead,
         site: Site,
         part: str,
-        tap: Tap | None,
+        tap: Tap,
     ) -> Tensor | None:
         """Offers a read to a tap; returns the mix that shall replace it, or None."""
-        if tap is None:
-            return None
         read = Read(
             site=site,
             part=part,
@@ -344,6 +330,7 @@ def read_often(source: Tensor, tap: Tap | None) -> Tensor:
     return source if tap is not None else share_gradients(source)
 
 
+@functools.cache
 def reader_name(site: Site, part: str = "in") -> str:
     """Names a read's module, whose name cannot hold a dot.
 

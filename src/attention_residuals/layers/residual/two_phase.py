@@ -59,7 +59,7 @@ class TwoPhaseRule(AttnResRule):
                 do="run this model in one phase",
             )
         ResidualRule.__init__(self, rule.num_layers, rule.width)
-        self.config, self.readers, self._sites = rule.config, rule.readers, rule._sites
+        self.config, self.readers, self._seen = rule.config, rule.readers, rule._seen
         self.backend = rule.backend
         size = rule.config.sublayers_per_block
         default = size if size > 1 else round(math.sqrt(2 * rule.num_layers))
@@ -100,7 +100,7 @@ class TwoPhaseRule(AttnResRule):
         )
         if folded is None:
             result = DepthRead(norm(self._like_parameters(result.mix)), result.logits, result.inverse_norms)
-        changed = self._offered(sources, sources, result, site, "in", tap)
+        changed = None if tap is None else self._offered(sources, sources, result, site, "in", tap)
         if changed is not None:
             return (norm(self._like_parameters(changed)),), state
         return (self._like_parameters(result.mix),), state
