@@ -13,7 +13,7 @@ from attention_residuals.errors import BackendError, nearest
 from attention_residuals.ops import eager, fla, fused, reference, traffic
 from attention_residuals.ops.depth_read import DepthRead, compute_dtype
 
-__all__ = ["BACKENDS", "Backend", "chosen_backend", "depth_attention", "refuse_transforms"]
+__all__ = ["BACKENDS", "Backend", "chosen_backend", "depth_attention"]
 
 
 _HUGE = 2.0**100
@@ -150,8 +150,6 @@ def depth_attention(
     chosen = chosen_backend(
         backend, unstacked[0] if len(unstacked) else torch.empty(0), logit_bias is not None
     )
-    if chosen.name != "reference":
-        refuse_transforms(chosen.name)
     raw = eps is None and chosen.name != "reference"
     result = chosen.run(
         unstacked,
@@ -164,20 +162,6 @@ def depth_attention(
     )
     traffic.note(unstacked, (result.mix,))
     return result._replace(inverse_norms=torch.ones_like(result.inverse_norms)) if raw else result
-
-
-def refuse_transforms(name: str) -> None:
-    """Refuses a call under a functional transform, which only the reference can follow.
-
-    Raises:
-        BackendError: The call is under ``torch.vmap`` or another transform.
-    """
-    if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
-        raise BackendError(
-            got=f"backend {name!r} under torch.vmap or another functional transform",
-            expected="a plain call",
-            do="pass backend='reference', or give the batch as leading axes of the sources",
-        )
 
 
 def chosen_backend(name: str, source: Tensor, with_bias: bool) -> Backend:

@@ -10,7 +10,14 @@ from torch import Tensor
 
 from attention_residuals.errors import BackendError, NonFiniteError, ShapeError
 
-__all__ = ["DepthRead", "checked_sources", "compute_dtype", "require_finite", "second_derivative"]
+__all__ = [
+    "DepthRead",
+    "checked_sources",
+    "compute_dtype",
+    "refuse_transforms",
+    "require_finite",
+    "second_derivative",
+]
 
 
 class DepthRead(NamedTuple):
@@ -136,6 +143,20 @@ def require_finite(read: DepthRead, logit_bias: Tensor | None = None) -> DepthRe
         expected="finite sources, pseudo-query and key gain",
         do="find the sublayer that wrote that source; a lower learning rate or clipping may help",
     )
+
+
+def refuse_transforms(name: str) -> None:
+    """Refuses a call under a functional transform, which only the reference can follow.
+
+    Raises:
+        BackendError: The call is under ``torch.vmap`` or another transform.
+    """
+    if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
+        raise BackendError(
+            got=f"backend {name!r} under torch.vmap or another functional transform",
+            expected="a plain call",
+            do="pass backend='reference', or give the batch as leading axes of the sources",
+        )
 
 
 def second_derivative() -> BackendError:

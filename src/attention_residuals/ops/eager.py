@@ -17,6 +17,7 @@ from attention_residuals.ops.depth_read import (
     DepthRead,
     checked_sources,
     compute_dtype,
+    refuse_transforms,
     require_finite,
     second_derivative,
 )
@@ -45,6 +46,7 @@ def depth_attention(
         >>> depth_attention(sources, torch.zeros(3), torch.ones(3), eps=1e-6).mix[0]
         tensor([2., 2., 2.])
     """
+    refuse_transforms("eager")
     unstacked = checked_sources(sources, pseudo_query, key_gain, logit_bias, output_gain, eps, output_eps)
     mix, logits, inverse_norms = _EagerDepthAttention.apply(  # type: ignore[no-untyped-call]
         eps, output_eps, pseudo_query, key_gain, logit_bias, output_gain, *unstacked

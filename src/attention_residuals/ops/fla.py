@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from attention_residuals.ops.depth_read import DepthRead, checked_sources, compute_dtype
+from attention_residuals.ops.depth_read import DepthRead, checked_sources, compute_dtype, refuse_transforms
 
 __all__ = ["depth_attention"]
 
@@ -32,6 +32,7 @@ def depth_attention(
     """
     from fla.ops.attnres import fused_attnres
 
+    refuse_transforms("fla")
     unstacked = checked_sources(sources, pseudo_query, key_gain, logit_bias, output_gain, eps, output_eps)
     folded = output_gain if output_eps == eps else None
     mix = fused_attnres(pseudo_query, unstacked, key_gain, output_rms_weight=folded, rms_eps=eps)

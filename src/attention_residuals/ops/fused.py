@@ -15,7 +15,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attention_residuals.ops import threads
-from attention_residuals.ops.depth_read import DepthRead, checked_sources, require_finite, second_derivative
+from attention_residuals.ops.depth_read import (
+    DepthRead,
+    checked_sources,
+    refuse_transforms,
+    require_finite,
+    second_derivative,
+)
 
 __all__ = [
     "SMALL",
@@ -65,6 +71,7 @@ def depth_attention(
     unstacked = checked_sources(sources, pseudo_query, key_gain, logit_bias, output_gain, eps, output_eps)
     arguments = (eps, output_eps or 0.0, pseudo_query, key_gain, logit_bias, output_gain, *unstacked)
     if not is_plain(unstacked[0]):
+        refuse_transforms("cpu")
         mix, logits, inverse_norms, _ = torch.ops.attention_residuals.depth_attention(
             list(unstacked), pseudo_query, key_gain, eps, logit_bias, output_gain, output_eps or 0.0
         )
@@ -231,21 +238,23 @@ def _looked_at(
     logits = torch.empty((len(sources), *rows), dtype=torch.float32)
     inverse_norms = torch.empty((len(sources), *rows), dtype=torch.float32)
     output_norms = torch.empty(rows if output_gain is not None else 0, dtype=torch.float32)
-    query, key_gain = as_float32(pseudo_query), as_float32(key_gain)
+    query, norm_gain = as_float32(pseudo_query), as_float32(key_gain)
     bias, gain = as_float32(logit_bias), as_float32(output_gain)
-    addresses = {
-        cpu.EPS: ctypes.addressof(_two_floats(eps, output_eps)),
-        cpu.DIRECTION: address_of(query),
-        cpu.KEY_GAIN: address_of(key_gain),
-        cpu.BIAS: address_of(bias),
-        cpu.OUTPUT_GAIN: address_of(gain),
-        cpu.LOGITS: logits.data_ptr(),
-        cpu.INVERSE_NORMS: inverse_norms.data_ptr(),
-        cpu.OUTPUT_NORM: address_of(output_norms),
-        cpu.MIX: mix.data_ptr(),
-    }
-    table = _launch("forward", sources, [source.data_ptr() for source in sources], addresses)
-    return (mix, logits, inverse_norms, output_norms), not table[cpu.NOT_FINITE]
+    table = [0] * cpu.SOURCES
+    table[cpu.KEY_GAIN] = address_of(norm_gain)
+    table[cpu.EPS : cpu.MIX + 1] = (
+        ctypes.addressof(_two_floats(eps, output_eps)),
+        address_of(query),
+        address_of(bias),
+        address_of(gain),
+        logits.data_ptr(),
+        inverse_norms.data_ptr(),
+        address_of(output_norms),
+        mix.data_ptr(),
+    )
+    table += [source.data_ptr() for source in sources]
+    filled = _launch("forward", sources, table)
+    return (mix, logits, inverse_norms, output_norms), not filled[cpu.NOT_FINITE]
 
 
 def _backward(
@@ -274,20 +283,24 @@ def _backward(
     direction = pseudo_query.float() * key_gain.float()
     bias, gain = as_float32(logit_bias), as_float32(output_gain)
     grad_bias = torch.empty_like(bias) if bias is not None else logits.new_empty(0)
-    addresses = {
-        cpu.DIRECTION: direction.data_ptr(),
-        cpu.BIAS: address_of(bias),
-        cpu.OUTPUT_GAIN: address_of(gain),
-        cpu.LOGITS: logits.data_ptr(),
-        cpu.INVERSE_NORMS: inverse_norms.data_ptr(),
-        cpu.OUTPUT_NORM: address_of(output_norms),
-        cpu.GRAD_MIX: address_of(grad_mix),
-        cpu.GRAD_LOGITS: address_of(grad_logits),
-        cpu.GRAD_BIAS: address_of(grad_bias),
-        cpu.GRAD_DIRECTION: partial[0].data_ptr(),
-        cpu.GRAD_GAIN: partial[-1].data_ptr(),
-    }
-    _launch("backward", sources, [*(s.data_ptr() for s in sources), *targets, *added], addresses)
+    table = [0] * cpu.SOURCES
+    table[cpu.DIRECTION : cpu.OUTPUT_NORM + 1] = (
+        direction.data_ptr(),
+        address_of(bias),
+        address_of(gain),
+        logits.data_ptr(),
+        inverse_norms.data_ptr(),
+        address_of(output_norms),
+    )
+    table[cpu.GRAD_MIX : cpu.GRAD_GAIN + 1] = (
+        address_of(grad_mix),
+        address_of(grad_logits),
+        address_of(grad_bias),
+        partial[0].data_ptr(),
+        partial[-1].data_ptr(),
+    )
+    table += [*(source.data_ptr() for source in sources), *targets, *added]
+    _launch("backward", sources, table)
     grad_direction = partial[0].sum(0)
     return (
         grads,
@@ -312,27 +325,28 @@ def _place(source: Tensor, wanted: bool, node: Any) -> tuple[Tensor, int, int]:
     return source.new_empty(0), node.total.data_ptr(), 0
 
 
-def _launch(
-    direction: str, sources: list[Tensor], per_source: list[int], addresses: dict[int, int]
-) -> ctypes.Array[ctypes.c_int64]:
-    """Fills the address table, runs a kernel and returns the table."""
+def _launch(direction: str, sources: list[Tensor], table: list[int]) -> ctypes.Array[ctypes.c_int64]:
+    """Completes a table of addresses with sizes, runs a kernel and returns the table."""
     cpu, first = cpu_kernels(), sources[0]
     num_sources, width, num_numbers = len(sources), first.shape[-1], first.numel()
     num_chunks = num_chunks_of(first)
     row_bytes = num_sources * width * first.element_size()
     tile = max(1, min(_MAX_TILE, _TILE_BYTES // max(1, row_bytes)))
     floats = 2 * tile * num_sources + (tile + 2) * width
-    scratch = torch.empty(num_chunks * floats, dtype=torch.float32)
-    table = [0] * cpu.SOURCES + per_source
-    table[cpu.NUM_CHUNKS], table[cpu.NUM_SOURCES] = num_chunks, num_sources
-    table[cpu.NUM_TOKENS], table[cpu.WIDTH] = num_numbers // max(1, width), width
-    table[cpu.TILE], table[cpu.SCRATCH], table[cpu.SCRATCH_BYTES] = tile, scratch.data_ptr(), 4 * floats
-    for place, address in addresses.items():
-        table[place] = address
+    scratch = torch.empty((num_chunks * floats,), dtype=torch.float32)
+    table[cpu.NUM_CHUNKS : cpu.SCRATCH_BYTES + 1] = (
+        num_chunks,
+        num_sources,
+        num_numbers // max(1, width),
+        width,
+        tile,
+        scratch.data_ptr(),
+        4 * floats,
+    )
     filled = (ctypes.c_int64 * len(table))(*table)
     small = num_chunks == 1 or num_sources * num_numbers < SMALL
     num_threads = 1 if small else min(torch.get_num_threads(), num_chunks)
-    threads.run(cpu.kernel(direction, sources[0].dtype), ctypes.addressof(filled), num_threads)
+    threads.run(cpu.kernel(direction, first.dtype), ctypes.addressof(filled), num_threads)
     return filled
 
 

@@ -8,8 +8,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attention_residuals.errors import BackendError, ShapeError, nearest
-from attention_residuals.ops.backends import BACKENDS, refuse_transforms
-from attention_residuals.ops.depth_read import checked_sources, compute_dtype
+from attention_residuals.ops.backends import BACKENDS
+from attention_residuals.ops.depth_read import checked_sources, compute_dtype, refuse_transforms
 from attention_residuals.ops.fused import is_plain
 
 __all__ = ["Phase1", "Phase2", "checked_blocks", "checked_live", "chosen_for_phases"]
