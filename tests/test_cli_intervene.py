@@ -42,6 +42,7 @@ def test_edits_are_made_and_told(trained, tmp_path, capsys):
     assert lines[3].split()[:3] == ["token", "KL", "loss"]
     assert len([line for line in lines if "->" in line]) - 1 == Trace.load(out).tokens.shape[1]
     assert Trace.load(out)["L1.mlp"].weights[0].eq(0).all()
+    assert "with edits" in (out / "page.html").read_text(encoding="utf-8")
 
 
 def test_what_cannot_be_edited_is_told(trained, tmp_path, capsys):
@@ -85,6 +86,9 @@ def test_a_sweep_is_written_drawn_and_gone_on_with(trained, tmp_path, capsys, mo
     assert all(float(row["kl_nats"]) >= 0 for row in rows)
     for name, start in (("effects.png", b"\x89PNG"), ("effects.svg", b"<?xml")):
         assert (out / name).read_bytes().startswith(start)
+    page = (out / "page.html").read_bytes()
+    assert main(command) == 0  # again: nothing is left to sweep, and the same is written
+    assert (out / "page.html").read_bytes() == page
 
 
 def test_sources_and_pairs_are_swept(trained, tmp_path, capsys):

@@ -4,11 +4,13 @@ import json
 
 import pytest
 import torch
+from closeness import assert_close
+from torch.nn import functional as F
 
 from attention_residuals.errors import CheckpointError, ConfigError
 from attention_residuals.layers.residual import AttnRes
 from attention_residuals.models import Decoder, presets
-from attention_residuals.trace.lenses import SourceLens, lens
+from attention_residuals.trace.lenses import Looking, SourceLens, lens
 from attention_residuals.trace.tuned_lens import TunedLens, tune_lens
 
 TOKENS = torch.randint(40, (9, 4, 12), generator=torch.Generator().manual_seed(0))
@@ -49,6 +51,21 @@ def test_training_brings_early_sites_nearer_on_other_texts():
     found = tuned.read(model, HELD_OUT).divergences.mean((1, 2))
     assert (found[:4] < 0.8 * plain[:4]).all()
     assert found[-1] < 1e-3  # the output read says what the model says, and goes on saying it
+
+
+def test_what_falls_is_the_divergence_from_the_models_own_prediction():
+    model = model_of().double()
+    tuned = tune_lens(model, [HELD_OUT], num_steps=1, learning_rate=1e-3)
+    look = Looking(model, "state")
+    with torch.no_grad():
+        final = model(HELD_OUT, tap=look).log_softmax(-1)
+    for number, state in enumerate(look.states[:-1]):
+        shift = torch.zeros(state.shape[-1], dtype=state.dtype, requires_grad=True)
+        predicted = model.unembed(state + shift).log_softmax(-1)
+        loss = F.kl_div(predicted, final, log_target=True, reduction="none").sum(-1).mean()
+        (slope,) = torch.autograd.grad(loss, shift)
+        # The first step of Adam, which is told of a slope by nothing but the slope.
+        assert_close(tuned.biases[number], -1e-3 * slope / (slope.abs() + 1e-5))
 
 
 def test_each_site_is_read_through_its_own_map():

@@ -3,13 +3,12 @@
 import io
 import sys
 import time
-from pathlib import Path
 from typing import Literal
 
-from tyro.conf import Positional, UseAppendAction
+from tyro.conf import UseAppendAction
 
 from attention_residuals.cli.app import INTERRUPTED, Device, app
-from attention_residuals.cli.names import device_of, opened
+from attention_residuals.cli.names import Words, device_of, folder_and_text, opened
 from attention_residuals.inference import Engine, Sampling
 from attention_residuals.layers.residual import TwoPhaseRule
 
@@ -18,8 +17,7 @@ __all__ = ["generate_command"]
 
 @app.command(name="generate")
 def generate_command(
-    folder: Positional[Path],
-    prompt: Positional[str],
+    words: Words,
     max_new_tokens: int = 128,
     stop: UseAppendAction[tuple[str, ...]] = (),
     sampling: Sampling = Sampling(),  # noqa: B008
@@ -32,18 +30,19 @@ def generate_command(
     what was generated stays.
 
     For example:
-      attnres generate runs/block "def add(a, b):"
+      attnres generate "def add(a, b):"
       attnres generate runs/block "import " --sampling.temperature 0 --stop "\n" --stop "#"
 
     Args:
-        folder: A folder written by attnres train or attnres convert.
-        prompt: The text to continue; an empty one begins a new text.
+        words: A folder written by attnres train or attnres convert, then the text to continue; an empty one
+            begins a new text. The text alone is for the model that comes with the package.
         max_new_tokens: At most so many tokens.
         stop: End before this string, or the first of several, each with a --stop; \n and \t are line end and tab.
         sampling: How tokens are chosen.
         schedule: How attention residuals read; two-phase reads finished blocks for all sites of a block at once.
         device: auto is cuda where there is one.
     """
+    folder, prompt = folder_and_text(words)
     _, model, tokenizer, _ = opened(folder, device_of(device))
     model.requires_grad_(False)
     residual = TwoPhaseRule(model.residual) if schedule == "two-phase" else None

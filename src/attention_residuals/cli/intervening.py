@@ -13,6 +13,7 @@ from attention_residuals.cli.names import device_of, encoded, opened, text_of
 from attention_residuals.data import Corpus
 from attention_residuals.errors import ConfigError
 from attention_residuals.models.weights import fingerprint
+from attention_residuals.page import PageContent, Recorded, write
 from attention_residuals.plots import effect_map, save
 from attention_residuals.stats import average_routing, edge_agreement, edge_effects
 from attention_residuals.trace import (
@@ -54,10 +55,10 @@ def intervene_command(
       - {type: Skip, layers: ["5.."]}
 
     Args:
-        folder: A folder written by attnres train or attnres convert.
+        folder: A folder written by attnres train or attnres convert, or "bundled".
         text: What the model reads, after the mark that ends the text before.
         edits: A JSON or YAML file with a list of edits; Drop, Zero, Force, Shuffle, Temperature, Skip and so on.
-        out: A new folder for the trace of the edited pass.
+        out: A new folder for the trace of the edited pass, and page.html that shows it beside the clean one.
         device: auto is cuda where there is one.
     """
     if out is not None and out.exists():
@@ -89,8 +90,16 @@ def intervene_command(
         names = tokenizer.tokens([before[place], after[place]])
         console.print(f"{name:<16} {moved[place]:8.3f} {loss}  {names[0]} -> {names[1]}", markup=False)
     if out is not None:
-        assert found.trace is not None
-        found.trace.save(out)
+        edited = recorder.trace(model, tokenizer=tokenizer)
+        edited.save(out)
+        content = PageContent(
+            first=Recorded(trace=record(model, tokens, tokenizer=tokenizer), name="as it is", logits=clean),
+            second=Recorded(trace=edited, name="with edits", logits=found.logits),
+            receipts=found.receipts,
+            spell=tokenizer.tokens,
+            title="Depth routing with edits",
+        )
+        write(content, out / "page.html")
         console.print(f"wrote {out}", markup=False)
     return 0
 
@@ -109,8 +118,8 @@ def sweep_command(
 ) -> int:
     """Drop every edge, source or pair of sources in turn, and measure what each does to the predictions.
 
-    Writes effects.csv, and for edges effects.png and effects.svg: the weights beside the effects. Prints how
-    well weight, norm share and projection share rank the edges by effect. Ctrl-C loses nothing that is done;
+    Writes effects.csv and page.html, and for edges effects.png and effects.svg: the weights beside the effects.
+    Prints how well weight, norm share and projection share rank the edges by effect. Ctrl-C loses nothing that is done;
     the same command goes on.
 
     For example:
@@ -118,7 +127,7 @@ def sweep_command(
       attnres sweep runs/block runs/pairs --what pairs --site L5.mlp
 
     Args:
-        folder: A folder written by attnres train or attnres convert.
+        folder: A folder written by attnres train or attnres convert, or "bundled".
         out: Output folder: a new one, or that of the sweep to go on with.
         what: edges: one source at one site. sources: one source at all sites. pairs: two sources of --site.
         site: For pairs, such as L5.mlp.
@@ -163,6 +172,8 @@ def sweep_command(
             got=f"no {what} at {site}", expected="a site with three sources", do="name another site"
         )
     swept = sweep(model, tokens, edits, batch_size=batch_size, folder=out)
+    for name in ("page.html", "effects.png", "effects.svg"):
+        (out / name).unlink(missing_ok=True)  # of the same sweep, when the same command ran before
     _write(swept, out / "effects.csv")
     console = Console(highlight=False, soft_wrap=True)
     for entry in sorted(swept, key=lambda entry: -entry.divergence)[:10]:
@@ -171,8 +182,9 @@ def sweep_command(
             f"{edit['sites']!s:<14} without {edit['sources']!s:<22} KL {entry.divergence:.4f}  loss {entry.loss:+.4f}",
             markup=False,
         )
+    trace = record(model, tokens[: max(1, 4096 // length)], tokenizer=tokenizer)
+    write(PageContent(first=trace, effects=swept, title=f"What {what} do"), out / "page.html")
     if what == "edges":
-        trace = record(model, tokens[: max(1, 4096 // length)])
         for number, found in edge_agreement(trace, swept).items():
             console.print(
                 f"rank correlation of {number} and effect: {found.correlation:+.2f} "

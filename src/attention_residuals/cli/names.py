@@ -2,9 +2,10 @@
 
 import ast
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
+from tyro.conf import Positional, arg
 
 from attention_residuals.configs import decode
 from attention_residuals.data import (
@@ -28,10 +29,13 @@ from attention_residuals.train import (
 )
 
 __all__ = [
+    "BUNDLED",
     "Opened",
+    "Words",
     "config_of",
     "device_of",
     "encoded",
+    "folder_and_text",
     "model_folder_of",
     "opened",
     "residual_of",
@@ -40,6 +44,12 @@ __all__ = [
     "text_of",
     "value_of",
 ]
+
+Words = Annotated[Positional[tuple[str, ...]], arg(metavar="[FOLDER] TEXT")]
+"""What ``folder_and_text`` takes."""
+
+BUNDLED = Path(__file__).parent.parent / "bundled"
+"""The folder of the model that comes with this package."""
 
 
 def residual_of(text: str, block: ResidualConfig) -> ResidualConfig:
@@ -166,13 +176,36 @@ class Opened(NamedTuple):
     """What ``attnres train`` was started with; None for a folder that ``attnres convert`` wrote."""
 
 
+def folder_and_text(words: tuple[str, ...]) -> tuple[Path, str]:
+    """Splits the words of a command: a folder and a text, or the text alone for the bundled model.
+
+    Raises:
+        ConfigError: No words, more than two, or the name of a model's folder alone.
+    """
+    if len(words) == 1 and (run_folder_of(Path(words[0])) / "tokenizer.json").is_file():
+        raise ConfigError(
+            got=f"{words[0]}, a model, and no text",
+            expected="a folder, then a text",
+            do="put the text behind it",
+        )
+    if len(words) not in (1, 2):
+        raise ConfigError(
+            got=f"{len(words)} words", expected="[FOLDER] TEXT", do="put the text in quotation marks"
+        )
+    return (BUNDLED if len(words) == 1 else Path(words[0])), words[-1]
+
+
 def opened(folder: Path, device: str) -> Opened:
     """Reads the model and the tokenizer in a folder that ``attnres train`` or ``attnres convert`` wrote.
+
+    The name ``bundled`` is that of the model that comes with the package, unless there is such a folder.
 
     Raises:
         CheckpointError: There is no model, or a file is damaged.
         DataError: There is no tokenizer.
     """
+    if folder == Path("bundled") and not folder.exists():
+        folder = BUNDLED
     folder = run_folder_of(folder)
     if (folder / "model.safetensors").exists():
         model, training = load_model(folder), None

@@ -216,7 +216,7 @@ def eval_command(
       attnres eval converted --text README.md --sequence-length 512
 
     Args:
-        folder: A folder written by attnres train or attnres convert.
+        folder: A folder written by attnres train or attnres convert, or "bundled".
         text: A UTF-8 text file to measure on; by default the whole validation split of the corpus.
         sequence_length: Tokens per window; by default as in training, or 512.
         batch_size: Sequences at once.

@@ -3,50 +3,59 @@
 from dataclasses import fields, replace
 from pathlib import Path
 
+import torch
 from matplotlib.figure import Figure
 from rich.console import Console
-from tyro.conf import Positional
 
 from attention_residuals.cli.app import Device, app
-from attention_residuals.cli.names import device_of, encoded, opened
+from attention_residuals.cli.names import Words, device_of, encoded, folder_and_text, opened
+from attention_residuals.data import Tokenizer
 from attention_residuals.errors import ConfigError
 from attention_residuals.layers.residual import RULES, ResidualConfig
+from attention_residuals.models import LanguageModel
 from attention_residuals.models.weights import fingerprint
 from attention_residuals.ops import BACKENDS
+from attention_residuals.page import PageContent, Recorded, write
 from attention_residuals.plots import mixing_map, routing_map, save, token_map
 from attention_residuals.stats import average_routing, mixing_matrix
-from attention_residuals.trace import Trace, record, routing_table, rule_facts
+from attention_residuals.trace import Trace, lens, record, routing_table, rule_facts
 
 __all__ = ["backends_command", "pictures", "rule_lines", "rules_command", "trace_command"]
 
 
 @app.command(name="trace")
 def trace_command(
-    folder: Positional[Path],
-    text: Positional[str],
+    words: Words,
     out: Path | None = None,
+    html: Path | None = None,
     token: int | None = None,
     device: Device = "auto",
 ) -> int:
     """Show what each site of a trained model reads for a text.
 
-    Prints a table of weights, and with --out writes the trace and its pictures.
+    Prints a table of weights, with --out writes the trace and its pictures, and with --html the page on which
+    to look at it.
 
     For example:
-      attnres trace runs/block "def add(a, b):"
+      attnres trace "def add(a, b):"
       attnres trace runs/block "def add(a, b):" --token -1 --out runs/trace
+      attnres trace runs/block "def add(a, b):" --html trace.html
 
     Args:
-        folder: A folder written by attnres train or attnres convert.
-        text: What the model reads, after the mark that ends the text before.
+        words: A folder written by attnres train or attnres convert, then the text that the model reads, after
+            the mark that ends the text before. The text alone is for the model that comes with the package.
         out: A new folder for trace.json, trace.safetensors, mixing.png and, where weights are shares,
             routing.png and tokens.png.
+        html: A new file: one page with all views of the trace and what the model predicts, for any browser.
         token: Show this token: 0 is the mark before the text, 1 the first of the text, -1 the last. By
             default the mean over the tokens of the text.
         device: auto is cuda where there is one.
     """
     if out is not None and out.exists():
         raise ConfigError(got=f"--out {out}, which exists", expected="a new folder", do="name another")
+    if html is not None and html.exists():
+        raise ConfigError(got=f"--html {html}, which exists", expected="a new file", do="name another")
+    folder, text = folder_and_text(words)
     _, model, tokenizer, _ = opened(folder, device_of(device))
     tokens = encoded(text, tokenizer)
     if len(tokens) == 1:
@@ -58,7 +67,8 @@ def trace_command(
             expected=f"{-length} to {length - 1}",
             do="leave --token out to see the mean",
         )
-    trace = record(model, tokens[None].to(device_of(device)), tokenizer=tokenizer)
+    batch = tokens[None].to(device_of(device))
+    trace = record(model, batch, tokenizer=tokenizer)
     trace = replace(trace, about={**trace.about, "checkpoint": fingerprint(model)})
     shown = None if token is None else (0, token % length)
     console = Console(highlight=False, soft_wrap=True)
@@ -72,7 +82,18 @@ def trace_command(
         for name, figure in figures.items():
             save(figure, out / name)
         console.print(f"wrote {out}", markup=False)
+    if html is not None:
+        write(_content(model, batch, trace, tokenizer, title=f"Depth routing of {folder.name}"), html)
+        console.print(f"wrote {html}", markup=False)
     return 0
+
+
+def _content(
+    model: LanguageModel, tokens: torch.Tensor, trace: Trace, tokenizer: Tokenizer, *, title: str
+) -> PageContent:
+    with torch.no_grad():
+        seen = Recorded(trace=trace, logits=model(tokens), lens=lens(model, tokens))
+    return PageContent(first=seen, spell=tokenizer.tokens, title=title)
 
 
 def pictures(trace: Trace) -> dict[str, Figure]:

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from attention_residuals.data import Corpus, TextSource
 from attention_residuals.demo.findings import PROMPT, Findings, verdict
-from attention_residuals.page import ReportFigure, Section, write_report
+from attention_residuals.page import PageContent, Recorded, ReportFigure, Section, write
 from attention_residuals.plots import layer_profile, loss_curves, png_bytes, routing_map, save, token_map
 from attention_residuals.stats import average_routing
 
@@ -17,7 +17,7 @@ __all__ = ["write_demo_report"]
 def write_demo_report(
     folder: Path, findings: tuple[Findings, ...], source: TextSource, corpus: Corpus
 ) -> None:
-    """Writes the pictures as PNG files, and report.html with all of them inside."""
+    """Writes the pictures as PNG files, and report.html with all of them and the routed model's trace inside."""
     standard, routed = findings
     figures = _figures(standard, routed)
     for name, figure in figures.items():
@@ -26,8 +26,8 @@ def write_demo_report(
         save(figure, path)
     sections = _sections(standard, routed, figures)
     splits = corpus.manifest["splits"]
-    write_report(
-        folder / "report.html",
+    content = PageContent(
+        first=Recorded(trace=routed.trace, name=routed.name),
         title="Attention residuals beside standard residuals",
         lead=(
             f"Two transformers of {len(standard.magnitudes)} layers, trained on the {source.name} corpus "
@@ -49,6 +49,7 @@ def write_demo_report(
             f"torch {routed.trace.about['torch']}, Python {routed.trace.about['python']}",
         },
     )
+    write(content, folder / "report.html")
 
 
 def _figures(standard: Findings, routed: Findings) -> dict[str, Figure]:

@@ -1,24 +1,27 @@
-"""A report: headings, paragraphs, figures and tables in one HTML file that needs nothing else."""
+"""The parts of a page that are text: headings, paragraphs, tables and pictures."""
 
 import base64
 import html
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
-from attention_residuals.durable import write_new
 from attention_residuals.errors import ConfigError
-from attention_residuals.page.look import LOOK
 
-__all__ = ["ReportFigure", "Section", "write_report"]
+__all__ = [
+    "ReportFigure",
+    "Section",
+    "about_html",
+    "header_html",
+    "section_html",
+    "section_payload",
+    "text_html",
+]
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 _DOTS_PER_INCH = 150
 """Of the pictures, so that letters have the same size in all of them."""
-
-# The browser itself refuses whatever is not inline style or a picture in the file.
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,83 +83,74 @@ class Section:
             )
 
 
-def write_report(
-    path: Path | str, *, title: str, lead: str, sections: Sequence[Section], about: Mapping[str, str]
-) -> None:
-    """Writes a report as one HTML file without scripts, links or anything from a network.
-
-    The file appears complete or not at all.
-
-    Args:
-        path: A new file; its folder is made if it does not exist.
-        title: Of the page.
-        lead: A paragraph that says what was found.
-        sections: In order.
-        about: What the report comes from, such as versions, seed, hardware; stands at the end.
-
-    Raises:
-        CheckpointError: The file exists, or cannot be written.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "report.html"
-        >>> section = Section(heading="Loss", paragraphs=("It fell by 5 < 6 %.",))
-        >>> write_report(path, title="A run", lead="It worked.", sections=[section], about={"seed": "0"})
-        >>> "It fell by 5 &lt; 6 %." in path.read_text(encoding="utf-8")
-        True
-    """
-    text = "\n".join(_page(title, lead, sections, about)) + "\n"
-    write_new(Path(path), text.encode())
+def section_payload(section: Section) -> dict[str, Any]:
+    """Makes what JSON can hold of a section."""
+    return {
+        "heading": section.heading,
+        "paragraphs": list(section.paragraphs),
+        "table": [list(row) for row in section.table],
+        "figures": [
+            {
+                "png": base64.b64encode(figure.png).decode("ascii"),
+                "width": _inches(figure.png, 16),
+                "height": _inches(figure.png, 20),
+                "caption": figure.caption,
+                "alt": figure.alt,
+            }
+            for figure in section.figures
+        ],
+    }
 
 
-def _page(title: str, lead: str, sections: Sequence[Section], about: Mapping[str, str]) -> Iterator[str]:
-    yield '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">'
-    yield f'<meta http-equiv="Content-Security-Policy" content="{html.escape(_POLICY)}">'
-    yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
-    yield '<meta name="color-scheme" content="light dark">'
-    yield f"<title>{_text(title)}</title>\n<style>{LOOK}</style>\n</head>\n<body>"
-    yield f'<main>\n<header>\n<h1>{_text(title)}</h1>\n<p class="lead">{_text(lead)}</p>\n</header>'
-    for section in sections:
-        yield "<section>"
-        yield from _section(section)
-        yield "</section>"
-    yield "</main>"
-    if about:
-        yield "<footer>\n<h2>About this report</h2>\n<dl>"
-        for name, value in about.items():
-            yield f"<dt>{_text(name)}</dt><dd>{_text(value)}</dd>"
-        yield "</dl>\n</footer>"
-    yield "</body>\n</html>"
+def header_html(title: str, lead: str) -> Iterator[str]:
+    """Writes the head of a page."""
+    yield f'<header class="head">\n<h1>{text_html(title)}</h1>'
+    if lead:
+        yield f'<p class="lead">{text_html(lead)}</p>'
+    yield "</header>"
 
 
-def _section(section: Section) -> Iterator[str]:
-    yield f"<h2>{_text(section.heading)}</h2>"
-    for paragraph in section.paragraphs:
-        yield f"<p>{_text(paragraph)}</p>"
-    if section.table:
-        yield from _table(section.table)
-    for figure in section.figures:
-        data = base64.b64encode(figure.png).decode("ascii")
-        width, height = (int.from_bytes(figure.png[at : at + 4]) * 96 // _DOTS_PER_INCH for at in (16, 20))
-        yield f'<figure>\n<div class="scroll picture"><img width="{width}" height="{height}"'
-        yield f' alt="{_text(figure.alt)}" src="data:image/png;base64,{data}"></div>'
-        yield f"<figcaption>{_text(figure.caption)}</figcaption>\n</figure>"
+def section_html(section: Mapping[str, Any]) -> Iterator[str]:
+    """Writes a section that ``section_payload`` made."""
+    yield f'<section class="report">\n<h2>{text_html(section["heading"])}</h2>'
+    for paragraph in section["paragraphs"]:
+        yield f"<p>{text_html(paragraph)}</p>"
+    if section["table"]:
+        yield from _table(section["table"])
+    for figure in section["figures"]:
+        yield f'<figure>\n<div class="scroll picture"><img width="{int(figure["width"])}"'
+        yield f' height="{int(figure["height"])}" alt="{text_html(figure["alt"])}"'
+        yield f' src="data:image/png;base64,{text_html(figure["png"])}"></div>'
+        yield f"<figcaption>{text_html(figure['caption'])}</figcaption>\n</figure>"
+    yield "</section>"
 
 
-def _table(table: tuple[tuple[str, ...], ...]) -> Iterator[str]:
+def about_html(about: Mapping[str, str]) -> Iterator[str]:
+    """Writes what a page comes from."""
+    yield '<footer class="about">\n<h2>About this page</h2>\n<dl>'
+    for name, value in about.items():
+        yield f"<dt>{text_html(name)}</dt><dd>{text_html(value)}</dd>"
+    yield "</dl>\n</footer>"
+
+
+def _table(table: Sequence[Sequence[str]]) -> Iterator[str]:
     kinds = [
         ' class="number"' if all(map(_is_number, column)) else "" for column in zip(*table[1:], strict=True)
     ]
     yield '<div class="scroll"><table>\n<thead>'
     headers = (
-        f'<th scope="col"{kind}>{_text(cell)}</th>' for cell, kind in zip(table[0], kinds, strict=True)
+        f'<th scope="col"{kind}>{text_html(cell)}</th>' for cell, kind in zip(table[0], kinds, strict=True)
     )
     yield f"<tr>{''.join(headers)}</tr>\n</thead>\n<tbody>"
     for row in table[1:]:
-        first = f'<th scope="row"{kinds[0]}>{_text(row[0])}</th>'
-        rest = (f"<td{kind}>{_text(cell)}</td>" for cell, kind in zip(row[1:], kinds[1:], strict=True))
+        first = f'<th scope="row"{kinds[0]}>{text_html(row[0])}</th>'
+        rest = (f"<td{kind}>{text_html(cell)}</td>" for cell, kind in zip(row[1:], kinds[1:], strict=True))
         yield f"<tr>{first}{''.join(rest)}</tr>"
     yield "</tbody>\n</table></div>"
+
+
+def _inches(png: bytes, at: int) -> int:
+    return int.from_bytes(png[at : at + 4]) * 96 // _DOTS_PER_INCH
 
 
 def _is_number(cell: str) -> bool:
@@ -164,7 +158,7 @@ def _is_number(cell: str) -> bool:
     return cell == "" or cell.strip(signs).replace(",", "").replace(".", "", 1).isdigit()
 
 
-def _text(text: str) -> str:
+def text_html(text: str) -> str:
     """Makes a text that HTML shows as it is; what no file may hold is shown by its number."""
     letters = (
         letter.encode("unicode_escape").decode()

@@ -1,0 +1,239 @@
+"""The commands that compare: two texts, and a read's weights with others that would do as well."""
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.progress import track
+from tyro.conf import Positional, UseAppendAction
+
+from attention_residuals.cli.app import Device, app
+from attention_residuals.cli.names import device_of, encoded, opened
+from attention_residuals.data import Tokenizer
+from attention_residuals.durable import write_new
+from attention_residuals.errors import ConfigError
+from attention_residuals.models.weights import fingerprint
+from attention_residuals.page import PageContent, Recorded, write
+from attention_residuals.plots import contrast_map, save
+from attention_residuals.stats import pair_distance, token_routing
+from attention_residuals.trace import Freedom, Trace, freedom, record
+from attention_residuals.trace.sweeps import reads_of
+
+__all__ = ["contrast_command", "freedom_command"]
+
+
+@app.command(name="contrast")
+def contrast_command(
+    folder: Positional[Path],
+    first: Positional[str],
+    second: Positional[str],
+    control: str | None = None,
+    token: int = -1,
+    out: Path | None = None,
+    device: Device = "auto",
+) -> int:
+    """Compare where a model reads in two texts that align token by token.
+
+    Prints for each read how far apart its weights are (Jensen-Shannon divergence in nats, 0 to ln 2), and
+    which source's share has changed most. A divergence is never below 0, so it says something only beside
+    that of a control: a harmless edit of the same size.
+
+    For example:
+      attnres contrast bundled "x = 1; y = x" "x = 2; y = x" --control "z = 1; y = x"
+      attnres contrast runs/block "a + b" "a - b" --out runs/contrast
+
+    Args:
+        folder: A folder written by attnres train or attnres convert, or "bundled".
+        first: A text.
+        second: The text with the edit that is asked about, of as many tokens.
+        control: The first text with an edit that should not matter, of as many tokens.
+        token: Compare at this token: 0 is the mark before the texts, -1 the last.
+        out: A new folder for contrast.csv (every read, source and token), page.html with all views of both
+            texts, and the pictures attention.png, mlp.png and their .svg.
+        device: auto is cuda where there is one.
+    """
+    if out is not None and out.exists():
+        raise ConfigError(got=f"--out {out}, which exists", expected="a new folder", do="name another")
+    _, model, tokenizer, _ = opened(folder, device_of(device))
+    texts = [first, second] + ([] if control is None else [control])
+    rows = [encoded(text, tokenizer) for text in texts]
+    _require_aligned(rows, tokenizer)
+    length = len(rows[0])
+    if not -length <= token < length:
+        raise ConfigError(
+            got=f"token {token} of {length}", expected=f"{-length} to {length - 1}", do="-1 is the last"
+        )
+    place = token % length
+    # One call for each, of equal shapes: what lies before the first difference is then equal bit by bit.
+    about = {"checkpoint": fingerprint(model)}
+    passes = []
+    for name, row in zip(("first text", "second text", "control"), rows, strict=False):
+        batch = row[None].to(device_of(device))
+        trace = record(model, batch, tokenizer=tokenizer)
+        with torch.no_grad():
+            logits = model(batch)
+        trace = replace(trace, about={**trace.about, **about})
+        passes.append(Recorded(trace=trace, name=name, logits=logits))
+    traces = [one.trace for one in passes]
+    one, other = traces[:2]
+    console = Console(highlight=False, soft_wrap=True)
+    names = [trace.token_texts[0][place] for trace in (one, other)]
+    console.print(f"at token {place}: {names[0]!a} and {names[1]!a}", markup=False)
+    console.print(f"{'read':<16} {'JS nats':>9} {'control':>9}  largest change of a share", markup=False)
+    for site in one:
+        if len(set(site.same_as)) > 1:
+            console.print(_line(traces, site.name, place), markup=False)
+    if out is not None:
+        figures = _figures(one, other, place)
+        content = PageContent(
+            first=passes[0],
+            second=passes[1],
+            control=None if control is None else passes[2],
+            spell=tokenizer.tokens,
+            title="Depth routing of two texts",
+        )
+        write(content, out / "page.html")
+        write_new(out / "contrast.csv", _contrast_csv(one, other).encode())
+        for name, figure in figures.items():
+            save(figure, out / f"{name}.png")
+            save(figure, out / f"{name}.svg")
+        console.print(f"wrote {out}", markup=False)
+    return 0
+
+
+@app.command(name="freedom")
+def freedom_command(
+    folder: Positional[Path],
+    text: Positional[str],
+    site: UseAppendAction[tuple[str, ...]] = (),
+    divergence: float = 0.01,
+    num_steps: int = 50,
+    out: Path | None = None,
+    device: Device = "auto",
+) -> int:
+    """Search how far the weights of a read can move while the predictions stay what they are.
+
+    Prints for each read the share of weight that could move (total variation, 0: the predictions pin the
+    weights down), the most that any weights can, what it costs (KL to the clean predictions, nats a token),
+    and the same for plain uniform weights. What the search finds is a lower bound.
+
+    For example:
+      attnres freedom bundled "def add(a, b):" --site L5.mlp --site output
+      attnres freedom runs/block "def add(a, b):" --divergence 0.1 --out freedom.csv
+
+    Args:
+        folder: A folder written by attnres train or attnres convert, or "bundled".
+        text: What the model reads, after the mark that ends the text before.
+        site: Such as L5.mlp, or several, each with a --site; all reads of two sources or more by default.
+        divergence: The most that the mean KL may be, nats, above 0.
+        num_steps: Passes of each search.
+        out: A new CSV file.
+        device: auto is cuda where there is one.
+    """
+    if out is not None and out.exists():
+        raise ConfigError(got=f"--out {out}, which exists", expected="a new file", do="name another")
+    _, model, tokenizer, _ = opened(folder, device_of(device))
+    tokens = encoded(text, tokenizer)[None].to(device_of(device))
+    if tokens.shape[1] == 1:
+        raise ConfigError(got="an empty text", expected="at least one character", do="pass a text to read")
+    reads = [(read.site, read.part) for read in reads_of(model) if len(read.sources) > 1]
+    chosen = [(name, part) for name in site for part in _parts(name, reads)] if site else reads
+    found = [
+        freedom(model, tokens, name, part=part, divergence=divergence, num_steps=num_steps)
+        for name, part in track(chosen, "searching", console=Console(stderr=True), transient=True)
+    ]
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"{'read':<16} {'moved':>6} {'at most':>8} {'KL':>8}   uniform: moved, KL", markup=False)
+    for one in found:
+        console.print(
+            f"{_name(one):<16} {one.total_variation:>6.3f} {one.farthest:>8.3f} {one.divergence:>8.4f}   "
+            f"{one.uniform_total_variation:.3f}, {one.uniform_divergence:.4f}",
+            markup=False,
+        )
+    if out is not None:
+        write_new(out, _freedom_csv(found).encode())
+        console.print(f"wrote {out}", markup=False)
+    return 0
+
+
+def _require_aligned(rows: list[torch.Tensor], tokenizer: Tokenizer) -> None:
+    if len(rows[0]) == 1:
+        raise ConfigError(got="an empty text", expected="at least one character", do="pass two texts")
+    if any(len(row) != len(rows[0]) for row in rows):
+        spelled = "; ".join(repr(tokenizer.tokens(row.tolist()[1:])) for row in rows)
+        raise ConfigError(
+            got=f"texts of {', '.join(str(len(row) - 1) for row in rows)} tokens: {spelled}",
+            expected="as many tokens in each, so that every token has its partner",
+            do="change words for others of as many tokens",
+        )
+    if any(torch.equal(rows[0], row) for row in rows[1:]):
+        raise ConfigError(got="the same text twice", expected="texts that differ", do="edit one of them")
+
+
+def _line(traces: list[Trace], site: str, place: int) -> str:
+    one, other = traces[:2]
+    read = one[site].distinct()
+    found = [pair_distance(one, trace, site).divergence[0, place].item() for trace in traces[1:]]
+    change = (other[site].distinct().weight_shares - read.weight_shares)[:, 0, place]
+    largest = int(change.abs().argmax())
+    control = f"{found[1]:9.5f}" if len(found) > 1 else f"{'':>9}"
+    return f"{site:<16} {found[0]:9.5f} {control}  {read.source_names[largest]} {change[largest].item():+.4f}"
+
+
+def _figures(one: Trace, other: Trace, place: int) -> dict[str, Figure]:
+    if any(site.weights.min() < 0 or site.weights.max() > 1.01 for site in (*one, *other)):
+        return {}  # no shares, which the scale is made for
+    footer = (
+        f"n = 1 token (number {place}) of {one.tokens.shape[1]}; {one.about['dtype']}; "
+        f"checkpoint {one.about['checkpoint'][:12]}"
+    )
+    return {
+        kind: contrast_map(
+            token_routing(one, kind, row=0, token=place),
+            token_routing(other, kind, row=0, token=place),
+            names=("first text", "second text"),
+            title=f"Depth routing of two texts, {'MLP' if kind == 'mlp' else kind} sites",
+            footer=footer,
+        )
+        for kind in ("attention", "mlp")
+    }
+
+
+def _contrast_csv(one: Trace, other: Trace) -> str:
+    lines: list[tuple[str, ...]] = [
+        ("read", "source", "token", "first", "second", "weight_first", "weight_second")
+    ]
+    for site in one:
+        pair = site.token_weights[:, 0], other[site.name].token_weights[:, 0]
+        for source, name in enumerate(site.source_names):
+            for place, texts in enumerate(zip(one.token_texts[0], other.token_texts[0], strict=True)):
+                weights = (repr(weight[source, place].item()) for weight in pair)
+                lines.append((site.name, name, str(place), *texts, *weights))
+    return _csv(lines)
+
+
+def _freedom_csv(found: list[Freedom]) -> str:
+    names = ("total_variation", "farthest", "divergence", "uniform_total_variation", "uniform_divergence")
+    return _csv(
+        [("read", *names), *((_name(one), *(str(getattr(one, name)) for name in names)) for one in found)]
+    )
+
+
+def _csv(lines: Sequence[Sequence[str]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(lines)
+    return text.getvalue()
+
+
+def _parts(name: str, reads: list[tuple[str, str]]) -> list[str | None]:
+    """Names the parts of a site; one that is not there is left to the search, which knows the nearest name."""
+    return [part for site, part in reads if site == name] or [None]
+
+
+def _name(found: Freedom) -> str:
+    return found.site if found.part == "in" else f"{found.site}.{found.part}"
