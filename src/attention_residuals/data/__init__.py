@@ -28,6 +28,7 @@ from attention_residuals.data.sources import (
     TextFiles,
     TextSource,
 )
+from attention_residuals.data.synthetic import Item, ReasoningGym, StepDocuments, StepItems, step_tokenizer
 from attention_residuals.data.tokenizer import Tokenizer, bits_per_byte
 
 __all__ = [
@@ -37,8 +38,12 @@ __all__ = [
     "Corpus",
     "Document",
     "HuggingFaceDataset",
+    "Item",
+    "ReasoningGym",
     "Shakespeare",
     "StandardLibrary",
+    "StepDocuments",
+    "StepItems",
     "TextFiles",
     "TextSource",
     "Tokenizer",
@@ -46,4 +51,5 @@ __all__ = [
     "corpus_options",
     "prepare",
     "sequential",
+    "step_tokenizer",
 ]

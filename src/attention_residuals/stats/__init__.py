@@ -1,7 +1,9 @@
 """Statistics of traces, each with its range and the meaning of both ends."""
 
+from attention_residuals.stats.adjusted import Ancova, ancova, restoration
 from attention_residuals.stats.agreement import Agreement, edge_agreement, edge_effects, rank_correlation
 from attention_residuals.stats.attribution import KeySplit, key_split, logit_attribution
+from attention_residuals.stats.bootstrap import Interval, bootstrap
 from attention_residuals.stats.collapse import Collapse, CollapseMonitor, RoutingWarning, collapsed
 from attention_residuals.stats.contributions import (
     coherence,
@@ -19,10 +21,13 @@ from attention_residuals.stats.depth import (
     reach_back,
     source_distances,
 )
+from attention_residuals.stats.families import benjamini_hochberg, benjamini_yekutieli, max_t
 from attention_residuals.stats.lexical import LexicalBaseline, clr, lexical_baseline
 from attention_residuals.stats.mixing import MixingMatrix, mixing_matrix, semiseparable_order, writer_weights
+from attention_residuals.stats.paired import EffectSize, SignFlip, effect_size, sign_flip
 from attention_residuals.stats.pairs import PairDistance, pair_contrast, pair_distance
 from attention_residuals.stats.population import SinkScores, input_dependence, sink_scores
+from attention_residuals.stats.power import check_items, needed_items, paired_power
 from attention_residuals.stats.queries import Queries, queries
 from attention_residuals.stats.routing import (
     Routing,
@@ -31,48 +36,71 @@ from attention_residuals.stats.routing import (
     site_means,
     token_routing,
 )
+from attention_residuals.stats.seeds import RandomEffects, random_effects, seed_interval, sign_agreement
 from attention_residuals.stats.spread import normalised_entropy, perplexity, uniform_excess
+from attention_residuals.stats.units import crossed_effects, item_means
 
 __all__ = [
     "Agreement",
+    "Ancova",
     "Collapse",
     "CollapseMonitor",
     "Distance",
+    "EffectSize",
+    "Interval",
     "KeySplit",
     "LexicalBaseline",
     "MixingMatrix",
     "PairDistance",
     "Queries",
+    "RandomEffects",
     "Routing",
     "RoutingWarning",
+    "SignFlip",
     "SinkScores",
+    "ancova",
     "average_routing",
+    "benjamini_hochberg",
+    "benjamini_yekutieli",
+    "bootstrap",
+    "check_items",
     "clr",
     "coherence",
     "collapsed",
     "contributions",
+    "crossed_effects",
     "edge_agreement",
     "edge_effects",
+    "effect_size",
     "effective_distance",
     "embedding_share",
     "input_dependence",
+    "item_means",
     "key_split",
     "l1_proximity",
     "lexical_baseline",
     "locality",
     "logit_attribution",
+    "max_t",
     "mixing_matrix",
+    "needed_items",
     "norm_shares",
     "normalised_entropy",
     "output_magnitude",
     "pair_contrast",
     "pair_distance",
+    "paired_power",
     "perplexity",
     "projection_shares",
     "queries",
+    "random_effects",
     "rank_correlation",
     "reach_back",
+    "restoration",
+    "seed_interval",
     "semiseparable_order",
+    "sign_agreement",
+    "sign_flip",
     "sink_scores",
     "site_means",
     "source_distances",

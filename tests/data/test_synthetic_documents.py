@@ -1,0 +1,247 @@
+"""Training texts: true, disjoint from items, and without a hint of a contradiction but the contradiction."""
+
+import sys
+from collections import Counter, defaultdict
+from types import ModuleType
+
+import numpy as np
+import pytest
+from data.interpreter import SENTENCES, read
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attention_residuals.data import Corpus, ReasoningGym, StepDocuments, StepItems, prepare, step_tokenizer
+from attention_residuals.data.synthetic import FAMILIES, REMARKS, word_tokenizer
+from attention_residuals.data.synthetic.draws import Draws
+from attention_residuals.data.synthetic.problems import KINDS, SPLITS, check_options, draw_problem, split_of
+from attention_residuals.data.synthetic.words import REMARK_WEIGHTS
+from attention_residuals.errors import ConfigError, DataError
+
+NUMBER = 4000
+SOURCE = StepDocuments(num_documents=NUMBER, inconsistent_share=0.5)
+
+
+@pytest.fixture(scope="module")
+def stories():
+    return [SOURCE.story(index) for index in range(NUMBER)]
+
+
+@pytest.fixture(scope="module")
+def wrong(stories):
+    return np.array([story.verdict == "conflict" for _, _, story in stories])
+
+
+def test_another_reader_agrees_with_every_answer_verdict_and_recap():
+    source = StepDocuments(num_documents=1200, seed=1)
+    verdicts = Counter(
+        read(document.name.split("/")[0], document.text).verdict for document in source.documents()
+    )
+    assert verdicts["conflict"] / 1200 == pytest.approx(0.25, abs=0.04)
+
+
+def test_the_share_of_inconsistent_texts_is_what_was_asked_for(wrong):
+    assert wrong.mean() == pytest.approx(0.5, abs=0.02)
+    none = StepDocuments(num_documents=200, inconsistent_share=0.0)
+    assert not any(" conflict " in document.text for document in none.documents())
+
+
+def test_held_out_templates_never_occur_and_use_no_word_that_training_lacks(stories):
+    told = {template.name for _, template, _ in stories}
+    assert told == {template.name for family in FAMILIES.values() for template in family.trained}
+    for family in FAMILIES.values():
+        trained = set().union(*(template.words for template in family.trained))
+        held_out = [template for template in family.templates if template.held_out]
+        assert len(family.trained) == 4
+        assert len(held_out) == 2
+        for template in held_out:
+            assert template.words <= trained, template.words - trained
+            sentences = {(one.statement, one.claim, one.next) for one in family.trained}
+            assert (template.statement, template.claim, template.next) not in sentences
+
+
+def test_no_problem_is_in_two_splits():
+    problems = defaultdict(set)
+    for family, about in FAMILIES.items():
+        for split in SPLITS:
+            for index in range(24):
+                draws = Draws((split, 0, index))
+                one = draw_problem(
+                    draws, family, about.templates[index % 6], split=split, num_steps=3, num_values=8
+                )
+                moves = (one.first_move, one.second_move)
+                assert split_of(family, one.main, one.new, one.last, moves=moves) == split
+                problems[split].add((family, one.main, one.new, one.last, moves))
+    assert not problems["train"] & problems["pilot"]
+    assert not problems["train"] & problems["confirm"]
+    assert not problems["pilot"] & problems["confirm"]
+
+
+def test_no_pilot_item_is_a_confirming_item_or_a_training_text(stories):
+    trained = {story.words for _, _, story in stories}
+    texts = defaultdict(set)
+    for split in ("pilot", "confirm"):
+        for family in FAMILIES:
+            items = StepItems(family=family, split=split)
+            texts[split] |= {
+                items.text(item.ids[u, p]) for item in items.items(5) for u in (0, 1) for p in (0, 1)
+            }
+    assert not texts["pilot"] & texts["confirm"]
+    assert not {" ".join(words) for words in trained} & (texts["pilot"] | texts["confirm"])
+
+
+def accuracy_of_lookup(features, wrong):
+    """How often the likelier verdict of one feature, learnt on one half, is right on the other half."""
+    counts = defaultdict(lambda: [0, 0])
+    half = len(wrong) // 2
+    for feature, label in zip(features[:half], wrong[:half], strict=True):
+        counts[feature][int(label)] += 1
+    guesses = [counts[feature][1] > counts[feature][0] for feature in features[half:]]
+    return np.mean(np.array(guesses) == wrong[half:])
+
+
+PLACES = ("upstream", "plant", "remark", "next operand", "answer", "length", "answer word", "template")
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_no_single_position_tells_a_wrong_claim(stories, wrong, place):
+    single = {
+        "length": lambda template, story: len(story.words),
+        "answer word": lambda template, story: (template.name, story.answer),
+        "template": lambda template, story: template.name,
+    }
+    look = single.get(place, lambda template, story: (template.name, story.words[story.places[place] - 1]))
+    accuracy = accuracy_of_lookup([look(template, story) for _, template, story in stories], wrong)
+    assert accuracy == pytest.approx(0.5, abs=0.045)
+
+
+def test_a_bag_of_words_does_not_tell_a_wrong_claim(stories, wrong):
+    tokenizer = step_tokenizer()
+    bags = np.stack(
+        [
+            np.bincount(tokenizer.encode(" ".join(story.words)), minlength=tokenizer.vocab_size)
+            for *_, story in stories
+        ]
+    )
+    bags, half = bags - bags.mean(0), NUMBER // 2
+    ridge = bags[:half].T @ bags[:half] + 50 * np.eye(bags.shape[1])
+    weights = np.linalg.solve(ridge, bags[:half].T @ (wrong[:half] - 0.5))
+    accuracy = ((bags[half:] @ weights > 0) == wrong[half:]).mean()
+    assert accuracy == pytest.approx(0.5, abs=0.045)
+
+
+@pytest.mark.parametrize(("family", "most"), [("arithmetic", 0.65), ("variables", 0.82), ("entities", 0.75)])
+def test_whether_the_claimed_value_stands_elsewhere_does_not_tell_if_it_is_right(
+    stories, wrong, family, most
+):
+    """A right value that was carried over must stand elsewhere; a wrong one often does as well."""
+    numbers = [number for number, (name, _, _) in enumerate(stories) if name == family]
+    told = [(stories[number][2].words, stories[number][2].places["plant"] - 1) for number in numbers]
+    elsewhere = [words[plant] in words[:plant] for words, plant in told]
+    assert accuracy_of_lookup(elsewhere, wrong[numbers]) < most
+
+
+def test_values_of_claims_are_uniform_whether_right_or_wrong(stories, wrong):
+    for name, number in (("sums", 8), ("copies", 8), ("starts", 12), ("places", 8)):
+        for label in (False, True):
+            counts = Counter(
+                story.words[story.places["plant"] - 1]
+                for (_, template, story), is_wrong in zip(stories, wrong, strict=True)
+                if template.name == name and is_wrong == label
+            )
+            assert len(counts) <= number
+            expected = counts.total() / number
+            seen = [*counts.values(), *[0] * (number - len(counts))]
+            chi_squared = sum((count - expected) ** 2 / expected for count in seen)
+            assert chi_squared < number - 1 + 4 * np.sqrt(2 * (number - 1)), (name, counts)
+
+
+def test_remarks_are_as_common_as_promised_and_stand_nowhere_else(stories):
+    counts = Counter(story.words[story.places["remark"] - 1] for *_, story in stories)
+    assert sum(REMARK_WEIGHTS) == 1
+    for remark, weight in zip(REMARKS, REMARK_WEIGHTS, strict=True):
+        assert counts[remark] / NUMBER == pytest.approx(weight, abs=4 * np.sqrt(weight / NUMBER) + 1e-3)
+    words = set().union(*(template.words for family in FAMILIES.values() for template in family.templates))
+    assert not words & set(REMARKS)
+
+
+def test_kinds_and_distances_all_occur(stories):
+    distances = Counter(read(family, " ".join(story.words)).distances[-1] for family, _, story in stories)
+    assert set(distances) == {1, 2, 3, 4, 5}
+    two_claims = np.mean(["first claim" in story.places for *_, story in stories])
+    assert two_claims == pytest.approx(0.1, abs=0.015)
+
+
+def test_texts_become_a_corpus_whose_every_word_is_one_token(tmp_path):
+    source = StepDocuments(num_documents=60)
+    corpus = prepare(source, tmp_path / "corpus", tokenizer=step_tokenizer(), valid_fraction=0.2)
+    words = sum(len(document.text.split()) + 1 for document in source.documents())
+    assert len(corpus.train) + len(corpus.valid) == words
+    opened = Corpus.load(tmp_path / "corpus")
+    assert opened.tokenizer.definition == step_tokenizer().definition
+    assert opened.manifest["source"]["config"]["inconsistent_share"] == 0.25
+    texts = {document.text for document in source.documents()}
+    assert opened.tokenizer.decode(opened.valid[1 : 1 + list(opened.valid[1:]).index(0)]).strip() in texts
+
+
+def test_documents_are_the_same_each_time_and_a_longer_source_starts_with_a_shorter_one():
+    few, more = (list(StepDocuments(num_documents=number).documents()) for number in (5, 9))
+    assert more[:5] == few
+    assert list(StepDocuments(num_documents=5, seed=1).documents()) != few
+
+
+@given(st.lists(st.sampled_from(["red", "7", "=", "anna"]), min_size=1, max_size=9))
+def test_a_word_tokenizer_gives_one_token_a_word(words):
+    tokenizer = word_tokenizer(("red", "7", "=", "anna"))
+    assert len(tokenizer.encode(" ".join(words))) == len(words)
+    assert tokenizer.decode(tokenizer.encode(" ".join(words))).split() == words
+
+
+def test_the_reader_knows_every_family():
+    assert set(SENTENCES) == set(FAMILIES)
+    assert KINDS == ("derived", "copied", "irrelevant", "corrected")
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"num_documents": 0}, "num_documents=0"),
+        ({"inconsistent_share": 1.5}, r"inconsistent_share=1\.5"),
+        ({"families": ()}, "one or more"),
+        ({"families": ("animals",)}, "family='animals'"),
+        ({"max_steps": 1}, "2 to 18"),
+        ({"num_values": 1}, "num_values >= 2"),
+    ],
+)
+def test_wrong_options_are_named(options, named):
+    with pytest.raises(ConfigError, match=named):
+        StepDocuments(**{"num_documents": 5, **options})
+
+
+def test_a_kind_that_does_not_exist_is_named():
+    with pytest.raises(ConfigError, match="did you mean 'derived'"):
+        check_options(family="arithmetic", kind="derive", num_steps=4, num_values=8, distance=1)
+
+
+def test_reasoning_gym_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "reasoning_gym", None)
+    with pytest.raises(DataError, match=r"attention-residuals\[reasoning\]"):
+        next(ReasoningGym(task="chain_sum", num_documents=2).documents())
+
+
+def test_reasoning_gym_gives_questions_with_answers_and_names_a_task_that_is_none(monkeypatch):
+    def create_dataset(task, *, size, seed):
+        if task != "chain_sum":
+            raise ValueError(f"Dataset '{task}' not registered")
+        return [{"question": f"{seed} + {n}?", "answer": str(seed + n)} for n in range(size)]
+
+    module = ModuleType("reasoning_gym")
+    module.create_dataset = create_dataset
+    monkeypatch.setitem(sys.modules, "reasoning_gym", module)
+    documents = list(ReasoningGym(task="chain_sum", num_documents=2, seed=3).documents())
+    assert documents == [("chain_sum", "3 + 0?\n3"), ("chain_sum", "3 + 1?\n4")]
+    with pytest.raises(DataError, match=r"task='chain' .*not registered"):
+        next(ReasoningGym(task="chain", num_documents=2).documents())
+    with pytest.raises(ConfigError, match="task=''"):
+        ReasoningGym(task="", num_documents=2)
+    with pytest.raises(ConfigError, match="num_documents=0"):
+        ReasoningGym(task="chain_sum", num_documents=0)
