@@ -42,6 +42,9 @@ programs, knows nothing, and may repeat passages of the text that it learned fro
 
 def bundle() -> int:
     """Trains, or goes on, and writes the folder when the training is done."""
+    if BUNDLED.exists():
+        print(f"got: {BUNDLED}, which is there\nexpected: none\ndo: remove it, or keep it")
+        return 2
     code = main(COMMAND)
     if code:
         return code
@@ -52,7 +55,7 @@ def bundle() -> int:
     found = evaluate(
         model,
         corpus.valid,
-        bytes_per_token=tokenizer.bytes_per_token(),
+        bytes_per_token=tokenizer.bytes_per_token,
         sequence_length=training.sequence_length,
         batch_size=8,
     )
