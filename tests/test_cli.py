@@ -1,5 +1,6 @@
 """The command, as a person types it."""
 
+import csv
 import json
 import os
 import re
@@ -156,8 +157,20 @@ def test_a_trace_is_written_with_its_pictures(trained, tmp_path, capsys):
     trace = Trace.load(tmp_path / "out")
     assert trace.token_texts[0][0] == "<|endoftext|>"
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
-        "trace.json", "trace.safetensors", "mixing.png", "routing.png", "tokens.png",
+        "trace.json", "trace.safetensors", "weights.csv",
+        "mixing.png", "routing.png", "tokens.png", "mixing.svg", "routing.svg", "tokens.svg",
     }  # fmt: skip
+    with (tmp_path / "out" / "weights.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == sum(len(site.source_names) for site in trace) * trace.tokens.shape[1]
+    for row in rows:
+        site, token = trace[row["read"]], int(row["token"])
+        place = site.source_names.index(row["source"])
+        numbers = (site.token_weights, site.norm_shares, site.projections)
+        assert row["spelled"] == trace.token_texts[0][token]
+        assert [float(row[name]) for name in ("weight", "norm_share", "projection_share")] == [
+            number[place, 0, token].item() for number in numbers
+        ]
 
 
 def test_an_existing_folder_for_a_trace_is_refused_before_the_work(trained, tmp_path, capsys):

@@ -1,11 +1,12 @@
 """Comparing two texts, and a read's weights with others, as a person types it."""
 
 import csv
+from pathlib import Path
 
 import pytest
 
 from attention_residuals.cli import main
-from attention_residuals.cli.names import encoded, opened
+from attention_residuals.cli.names import BUNDLED, encoded, name_of, opened
 from attention_residuals.trace import freedom, record
 
 
@@ -55,8 +56,35 @@ def test_contrast_prints_and_writes_what_two_traces_say(trained, tmp_path, capsy
     before = next(number for number, row in enumerate(rows) if row["first"] != row["second"])
     assert all(row["weight_first"] == row["weight_second"] for row in rows[:before])
     assert {path.name for path in out.iterdir()} == {
-        *("contrast.csv", "page.html", "attention.png", "attention.svg", "mlp.png", "mlp.svg")
+        *("contrast.csv", "distances.csv", "page.html"),
+        *("attention.png", "attention.svg", "mlp.png", "mlp.svg"),
     }
+    with (out / "distances.csv").open() as file:
+        distances = {(row["read"], int(row["token"])): row for row in csv.DictReader(file)}
+    assert float(distances["L2.mlp", place]["second_nats"]) == pytest.approx(js, abs=1e-6)
+    assert float(distances["L2.mlp", place]["control_nats"]) == pytest.approx(
+        float(shown["L2.mlp"][1]), abs=1e-5
+    )
+
+
+def test_tokens_are_told_as_they_are_spelled(trained, capsys):
+    assert main(["contrast", str(trained), "a = 1; b", "a = 2; b", "--token", "-1"]) == 0
+    assert "\u2423" in capsys.readouterr().out.splitlines()[0]  # and not an escape of it
+
+
+def test_help_says_what_is_a_folder_and_what_a_text(capsys):
+    for command, words in (
+        ("contrast", "FOLDER TEXT TEXT"),
+        ("freedom", "FOLDER TEXT"),
+        ("intervene", "FOLDER TEXT --edits"),
+        ("sweep", "FOLDER OUT"),
+        ("view", "[FOLDER]"),
+    ):
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+        shown = capsys.readouterr().out
+        assert words in shown.splitlines()[0], command
+        assert str(BUNDLED) not in shown.replace("\n", ""), command
 
 
 def test_an_edit_changes_no_weight_before_it(trained, tmp_path):
@@ -113,3 +141,11 @@ def test_nothing_is_overwritten(trained, tmp_path, capsys):
     for command in (["contrast", "a = 1", "a = 2"], ["freedom", "a = 1"]):
         assert main([command[0], str(trained), *command[1:], "--out", str(tmp_path)]) == 2
         assert "which exists" in capsys.readouterr().err
+
+
+def test_a_page_names_the_model_of_the_package_in_words(trained, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert name_of(BUNDLED) == name_of(Path("bundled")) == "the bundled model"
+    Path("bundled").mkdir()
+    assert name_of(Path("bundled")) == "bundled"  # a folder of that name is what is opened
+    assert name_of(trained) == "block"

@@ -1,8 +1,11 @@
 """Edits and sweeps, as a person types them."""
 
 import csv
+import json
+import re
 
 import pytest
+from page.page_content import decoded
 
 from attention_residuals.cli import main
 from attention_residuals.trace import Trace, sweeps
@@ -24,6 +27,12 @@ def trained(tmp_path_factory):
     return folder
 
 
+def traces_of(path):
+    """Reads the passes in a page."""
+    text = path.read_text(encoding="utf-8")
+    return json.loads(re.search(r'id="payload">(.*?)</script>', text, re.DOTALL).group(1))["traces"]
+
+
 def edits_in(folder, text):
     path = folder / "edits.yaml"
     path.write_text(text)
@@ -37,12 +46,35 @@ def test_edits_are_made_and_told(trained, tmp_path, capsys):
     out = tmp_path / "trace"
     assert main(["intervene", str(trained), "Once upon", "--edits", edits, "--out", str(out)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("Drop: 1 times at L1.mlp; largest change of a weight 0.")
-    assert lines[1].startswith("Skip: 2 times at L2.attention, L2.mlp; ")
+    assert lines[0].startswith("Drop: fired once, at L1.mlp; changed a weight by up to 0.")
+    assert lines[1].startswith("Skip: fired 2 times, at L2.attention, L2.mlp; ")
     assert lines[3].split()[:3] == ["token", "KL", "loss"]
     assert len([line for line in lines if "->" in line]) - 1 == Trace.load(out).tokens.shape[1]
     assert Trace.load(out)["L1.mlp"].weights[0].eq(0).all()
     assert "with edits" in (out / "page.html").read_text(encoding="utf-8")
+    assert {path.name for path in out.iterdir()} == {
+        *("trace.json", "trace.safetensors", "tokens.csv", "page.html"),
+        *("attention.png", "attention.svg", "mlp.png", "mlp.svg"),
+    }
+    with (out / "tokens.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    for row, line in zip(rows, lines[4:], strict=False):
+        assert line.split()[0] == row["spelled"].strip()
+        assert float(line[17:25]) == pytest.approx(float(row["kl_nats"]), abs=1e-3)
+    assert rows[-1]["loss_change_nats"] == ""
+
+
+def test_the_clean_pass_of_the_page_is_equal_bit_by_bit_where_no_edit_reaches(trained, tmp_path):
+    edits = edits_in(tmp_path, "- {type: Drop, sites: L1.mlp, sources: embedding, positions: [-1]}\n")
+    out = tmp_path / "trace"
+    assert main(["intervene", str(trained), "Once upon a time", "--edits", edits, "--out", str(out)]) == 0
+    clean, edited = (traces_of(out / "page.html")[number] for number in (0, 1))
+    for one in (clean, edited):
+        assert re.fullmatch(r"[0-9a-f]{12,}", one["about"]["checkpoint"])
+    length = len(clean["tokens"]["ids"][0])
+    weights = [decoded(one["arrays"]["weight"]).reshape(-1, length) for one in (clean, edited)]
+    assert (weights[0][:, :-1] == weights[1][:, :-1]).all()
+    assert (weights[0] != weights[1]).any()
 
 
 def test_what_cannot_be_edited_is_told(trained, tmp_path, capsys):

@@ -12,6 +12,7 @@ from facts.test_zero_query import largest_distance
 from layers import test_residual_rules, test_source_rules
 from stats import test_mixing
 
+from attention_residuals.trace import load_edits
 from benchmarks.traffic import table
 
 ROOT = Path(__file__).parent.parent
@@ -81,6 +82,12 @@ def test_the_code_of_a_document_runs(document):
     code = python_of(document)
     assert code
     exec(compile(code, document, "exec"), {})
+
+
+def test_the_edits_of_the_page_on_reading_are_edits(tmp_path):
+    (text,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/reading.md").read_text(), re.DOTALL)
+    (tmp_path / "edits.yaml").write_text(text)
+    assert [type(edit).__name__ for edit in load_edits(tmp_path / "edits.yaml")] == ["Drop", "Force", "Skip"]
 
 
 @pytest.mark.parametrize("example", sorted(path.name for path in (ROOT / "examples").glob("*.py")))

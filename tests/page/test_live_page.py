@@ -13,6 +13,7 @@ from attention_residuals.page.session import Session
 
 playwright = pytest.importorskip("playwright.sync_api")
 expect = playwright.expect
+expect.set_options(timeout=20_000)  # as all else here: a busy machine is slow, not wrong
 SECRET = "a-Secret_0"
 
 
@@ -223,6 +224,18 @@ def test_text_is_generated_as_it_comes_and_taken_on(page, served):
     expect(said).to_be_hidden()
 
 
+def test_what_was_generated_is_gone_when_another_text_is_typed(page):
+    run(page, "the cat")
+    page.get_by_role("button", name="Generate").click()
+    expect(status(page)).to_contain_text("Done in")
+    said = page.get_by_role("log")
+    page.get_by_role("button", name="Run", exact=True).click()
+    expect(status(page)).to_contain_text("Done in")
+    expect(said).to_be_visible()  # the same text: what it continues is still there
+    run(page, "the dog")
+    expect(said).to_be_hidden()
+
+
 def test_a_generation_is_cancelled(page, served):
     served.may_go_on.clear()
     page.get_by_role("button", name="Generate").click()
@@ -263,6 +276,7 @@ def test_two_texts_are_compared_and_what_does_not_align_is_explained(page):
     expect(page.get_by_role("alert")).to_be_hidden()
     assert page.evaluate("AttnRes.payload.pair.aligned")
     expect(page.locator("#live thead")).to_have_text("textother text")
+    assert page.locator("#pair h3").all_inner_texts() == ["text", "other text", "other text less text"]
 
 
 def test_errors_of_the_server_are_shown(page):

@@ -173,7 +173,7 @@ def test_paper_is_white_and_without_controls(opened, content):
     assert fill_of(found) == fill_of(opened(content, color_scheme="light"))
     for hidden in (".controls", ".files", "#live"):
         assert not found.tab.locator(hidden).first.is_visible()
-    for view in ("text", "map", "panel", "story", "profile", "pair", "lens", "edits", "effects"):
+    for view in ("text", "map", "panel", "story", "profile", "pair", "distance", "lens", "edits", "effects"):
         assert found.tab.locator(f"#{view} h2").is_visible()
     count, wrong = found.tab.evaluate(AUDIT)
     assert count > 150

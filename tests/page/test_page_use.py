@@ -146,7 +146,7 @@ def test_everything_is_reached_by_tab_alone(opened):
             break
         outline = found.tab.evaluate("getComputedStyle(document.activeElement).outlineStyle")
         assert where == "" or outline != "none"
-    views = {"text", "map", "panel", "story", "profile", "pair", "lens", "edits", "effects"}
+    views = {"text", "map", "panel", "story", "profile", "pair", "distance", "lens", "edits", "effects"}
     assert views | {"help", "controls bar"} <= reached
 
 

@@ -21,7 +21,7 @@ from attention_residuals.stats import (
 )
 from attention_residuals.trace import source_identity
 
-VIEWS = ("text", "map", "panel", "story", "profile", "pair", "lens", "edits", "effects")
+VIEWS = ("text", "map", "panel", "story", "profile", "pair", "distance", "lens", "edits", "effects")
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def shown(text):
 def test_all_views_are_there_and_have_a_heading(opened, content):
     found = opened(content)
     assert found.tab.eval_on_selector_all(".view", "all => all.map(one => one.id)") == [
-        "text", "map", "panel", "story", "profile", "pair", "lens", "edits", "effects",
+        "text", "map", "panel", "story", "profile", "pair", "distance", "lens", "edits", "effects",
     ]  # fmt: skip
     for view in VIEWS:
         assert found.tab.locator(f"#{view} h2").is_visible()
@@ -241,8 +241,18 @@ def test_the_pair_shows_differences_and_what_the_control_does(opened, content):
         )
         assert float(row["difference"]) == after - before
         assert row["within_control"] == str(int(abs(after - before) <= abs(aside - before)))
-    found.tab.click("#pair summary")
-    told = found.tab.locator("#pair .twin tbody tr").nth(4).locator("td").all_inner_texts()
+    note = found.text("#distance .quiet:not(.caption)")
+    assert "clean to without B1. Hatched, and in brackets: clean to control" in note
+    labels = found.tab.locator("#distance .scroll svg text").all_text_contents()
+    distances = [pair_distance(first, other, "L2.mlp").divergence[0, 9].item() for other in (second, control)]
+    bars = [
+        [shown(text) for text in re.findall(r"[\d.e+-]+", label)] for label in labels if "(control" in label
+    ]
+    assert any(bar == pytest.approx(distances, rel=1e-3, abs=1e-9) for bar in bars)
+    options = found.tab.locator("#text option").all_inner_texts()
+    assert "change of the prediction, clean to without B1" in options
+    found.tab.click("#distance summary")
+    told = found.tab.locator("#distance .twin tbody tr").nth(4).locator("td").all_inner_texts()
     name = first.sites[4].name
     expected = [pair_distance(first, other, name).divergence[0, 9].item() for other in (second, control)]
     assert [shown(text) for text in told] == pytest.approx(expected, rel=1e-3, abs=1e-9)
@@ -293,6 +303,31 @@ def test_a_saved_picture_has_the_numbers_of_the_map(opened, single):
     texts = [one.text for one in svg.iter("{http://www.w3.org/2000/svg}text")]
     cells = [text for text in found.tab.locator("#map td").all_inner_texts() if text]
     assert set(cells) <= set(texts)
+
+
+def test_a_saved_picture_says_what_it_is_from(opened, content):
+    found = opened(content, "#trace=1")
+    checkpoint = content.second.trace.about.get("checkpoint")
+    for view in VIEWS:
+        svg = ET.fromstring(found.saved(view, "SVG").decode())
+        texts = [one.text for one in svg.iter("{http://www.w3.org/2000/svg}text")]
+        count = int(content.second.trace.real.sum())
+        origin = f"without B1; n = {count} tokens, padding and special tokens left out; float32"
+        assert texts[-1] == origin + (f"; checkpoint {checkpoint[:12]}" if checkpoint else ""), view
+    with found.tab.expect_download() as download:
+        found.tab.click("#map .file:text-is('CSV')")
+    assert download.value.suggested_filename.endswith("-without_B1.csv")
+
+
+def test_a_saved_effect_names_the_texts_of_the_sweep_and_a_source_has_no_writer_weight(opened, content):
+    found = opened(content, "#measure=effect&site=L2.mlp&source=B1")
+    assert {row["tokens"] for row in rows_of(found.saved("map", "CSV"))} == {
+        "mean over the texts that were swept"
+    }
+    rows = {row["number"]: row for row in rows_of(found.saved("panel", "CSV"))}
+    assert "writer" not in rows
+    assert rows["effect"]["tokens"] == "mean over the texts that were swept"
+    assert "Writer weights" not in found.saved("panel", "SVG").decode()
 
 
 def test_each_measure_is_explained_with_its_trap(opened, content):

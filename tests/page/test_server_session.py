@@ -11,6 +11,7 @@ from page.live_model import MAX_TOKENS, session, tiny
 
 from attention_residuals.errors import AttentionResidualsError, ConfigError, DataError, EditError
 from attention_residuals.inference import Engine, Sampling
+from attention_residuals.models.weights import fingerprint
 from attention_residuals.page.jobs import Cancelled
 from attention_residuals.page.session import Session
 from attention_residuals.trace import Drop, Force, control, divergence, intervene, record
@@ -164,6 +165,8 @@ def test_two_texts_are_shown_beside_each_other(here):
     found = done(here, "compare", text="the cat sat", other="the dog sat")
     payload = found["payload"]
     assert payload["pair"]["aligned"]
+    assert [one["name"] for one in payload["traces"]] == ["text", "other text"]
+    assert {one["about"]["checkpoint"] for one in payload["traces"]} == {fingerprint(here.model)}
     for number, text in enumerate(("the cat sat", "the dog sat")):
         assert torch.equal(
             shown_weights(payload, number), weights_of(record(here.model, [text], tokenizer=here.tokenizer))

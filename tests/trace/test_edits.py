@@ -175,6 +175,11 @@ def test_a_range_is_a_slice_of_the_text(length, start, stop):
     assert found.nonzero().flatten().tolist() == list(range(length))[start:stop]
 
 
+def test_a_number_that_no_tensor_holds_is_no_range():
+    with pytest.raises(ConfigError, match="numbers and ranges"):
+        Drop(sites="L1.mlp", sources="embedding", positions=("0..99999999999999999999",))
+
+
 def test_negative_numbers_count_from_the_end_of_each_row():
     numbers = torch.tensor([[0, 1, 2], [-1, 0, 1]])
     found = in_numbers(numbers, (-1, 0), torch.tensor([3, 2]))

@@ -1,8 +1,5 @@
 """The commands that compare: two texts, and a read's weights with others that would do as well."""
 
-import csv
-import io
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,10 +7,10 @@ import torch
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.progress import track
-from tyro.conf import Positional, UseAppendAction
+from tyro.conf import UseAppendAction
 
 from attention_residuals.cli.app import Device, app
-from attention_residuals.cli.names import device_of, encoded, opened
+from attention_residuals.cli.names import Folder, Text, csv_of, device_of, encoded, opened
 from attention_residuals.data import Tokenizer
 from attention_residuals.durable import write_new
 from attention_residuals.errors import ConfigError
@@ -21,7 +18,7 @@ from attention_residuals.models.weights import fingerprint
 from attention_residuals.page import PageContent, Recorded, write
 from attention_residuals.plots import contrast_map, save
 from attention_residuals.stats import pair_distance, token_routing
-from attention_residuals.trace import Freedom, Trace, freedom, record
+from attention_residuals.trace import Freedom, Trace, freedom, lens, record
 from attention_residuals.trace.sweeps import reads_of
 
 __all__ = ["contrast_command", "freedom_command"]
@@ -29,9 +26,9 @@ __all__ = ["contrast_command", "freedom_command"]
 
 @app.command(name="contrast")
 def contrast_command(
-    folder: Positional[Path],
-    first: Positional[str],
-    second: Positional[str],
+    folder: Folder,
+    first: Text,
+    second: Text,
     control: str | None = None,
     token: int = -1,
     out: Path | None = None,
@@ -53,8 +50,8 @@ def contrast_command(
         second: The text with the edit that is asked about, of as many tokens.
         control: The first text with an edit that should not matter, of as many tokens.
         token: Compare at this token: 0 is the mark before the texts, -1 the last.
-        out: A new folder for contrast.csv (every read, source and token), page.html with all views of both
-            texts, and the pictures attention.png, mlp.png and their .svg.
+        out: A new folder for contrast.csv (every read, source and token), distances.csv (every read and token),
+            page.html with all views of the texts, and the pictures attention.png, mlp.png and their .svg.
         device: auto is cuda where there is one.
     """
     if out is not None and out.exists():
@@ -78,16 +75,9 @@ def contrast_command(
         with torch.no_grad():
             logits = model(batch)
         trace = replace(trace, about={**trace.about, **about})
-        passes.append(Recorded(trace=trace, name=name, logits=logits))
+        passes.append(Recorded(trace=trace, name=name, logits=logits, lens=lens(model, batch)))
     traces = [one.trace for one in passes]
     one, other = traces[:2]
-    console = Console(highlight=False, soft_wrap=True)
-    names = [trace.token_texts[0][place] for trace in (one, other)]
-    console.print(f"at token {place}: {names[0]!a} and {names[1]!a}", markup=False)
-    console.print(f"{'read':<16} {'JS nats':>9} {'control':>9}  largest change of a share", markup=False)
-    for site in one:
-        if len(set(site.same_as)) > 1:
-            console.print(_line(traces, site.name, place), markup=False)
     if out is not None:
         figures = _figures(one, other, place)
         content = PageContent(
@@ -99,17 +89,26 @@ def contrast_command(
         )
         write(content, out / "page.html")
         write_new(out / "contrast.csv", _contrast_csv(one, other).encode())
+        write_new(out / "distances.csv", _distances_csv(traces).encode())
         for name, figure in figures.items():
             save(figure, out / f"{name}.png")
             save(figure, out / f"{name}.svg")
+    console = Console(highlight=False, soft_wrap=True)
+    names = [trace.token_texts[0][place] for trace in (one, other)]
+    console.print(f"at token {place}: {names[0]!r} and {names[1]!r}", markup=False)
+    console.print(f"{'read':<16} {'JS nats':>9} {'control':>9}  largest change of a share", markup=False)
+    for site in one:
+        if len(set(site.same_as)) > 1:
+            console.print(_line(traces, site.name, place), markup=False)
+    if out is not None:
         console.print(f"wrote {out}", markup=False)
     return 0
 
 
 @app.command(name="freedom")
 def freedom_command(
-    folder: Positional[Path],
-    text: Positional[str],
+    folder: Folder,
+    text: Text,
     site: UseAppendAction[tuple[str, ...]] = (),
     divergence: float = 0.01,
     num_steps: int = 50,
@@ -214,20 +213,25 @@ def _contrast_csv(one: Trace, other: Trace) -> str:
             for place, texts in enumerate(zip(one.token_texts[0], other.token_texts[0], strict=True)):
                 weights = (repr(weight[source, place].item()) for weight in pair)
                 lines.append((site.name, name, str(place), *texts, *weights))
-    return _csv(lines)
+    return csv_of(lines)
+
+
+def _distances_csv(traces: list[Trace]) -> str:
+    """Writes the Jensen-Shannon divergence of each later trace from the first, a line a read and token."""
+    lines: list[tuple[str, ...]] = [("read", "token", *("second_nats", "control_nats")[: len(traces) - 1])]
+    for site in traces[0]:
+        apart = [pair_distance(traces[0], trace, site.name).divergence[0].tolist() for trace in traces[1:]]
+        lines += [
+            (site.name, str(place), *map(repr, found)) for place, found in enumerate(zip(*apart, strict=True))
+        ]
+    return csv_of(lines)
 
 
 def _freedom_csv(found: list[Freedom]) -> str:
     names = ("total_variation", "farthest", "divergence", "uniform_total_variation", "uniform_divergence")
-    return _csv(
+    return csv_of(
         [("read", *names), *((_name(one), *(str(getattr(one, name)) for name in names)) for one in found)]
     )
-
-
-def _csv(lines: Sequence[Sequence[str]]) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(lines)
-    return text.getvalue()
 
 
 def _parts(name: str, reads: list[tuple[str, str]]) -> list[str | None]:

@@ -1,26 +1,31 @@
 """The commands that change what a model reads, and measure what that does."""
 
 import csv
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from rich.console import Console
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
 
 from attention_residuals.cli.app import Device, app
-from attention_residuals.cli.names import device_of, encoded, opened, text_of
-from attention_residuals.data import Corpus
+from attention_residuals.cli.names import Folder, Text, csv_of, device_of, encoded, opened, text_of
+from attention_residuals.data import Corpus, Tokenizer
+from attention_residuals.durable import write_new
 from attention_residuals.errors import ConfigError
+from attention_residuals.layers.tap import Chain
 from attention_residuals.models.weights import fingerprint
 from attention_residuals.page import PageContent, Recorded, write
-from attention_residuals.plots import effect_map, save
+from attention_residuals.plots import contrast_map, effect_map, save
 from attention_residuals.stats import average_routing, edge_agreement, edge_effects
 from attention_residuals.trace import (
+    Intervention,
+    Receipt,
     Recorder,
     Swept,
     change_of_loss,
-    control,
     divergence,
     every_edge,
     every_pair,
@@ -36,8 +41,8 @@ __all__ = ["intervene_command", "sweep_command"]
 
 @app.command(name="intervene")
 def intervene_command(
-    folder: Positional[Path],
-    text: Positional[str],
+    folder: Folder,
+    text: Text,
     edits: Path,
     out: Path | None = None,
     device: Device = "auto",
@@ -58,7 +63,8 @@ def intervene_command(
         folder: A folder written by attnres train or attnres convert, or "bundled".
         text: What the model reads, after the mark that ends the text before.
         edits: A JSON or YAML file with a list of edits; Drop, Zero, Force, Shuffle, Temperature, Skip and so on.
-        out: A new folder for the trace of the edited pass, and page.html that shows it beside the clean one.
+        out: A new folder for the trace of the edited pass, tokens.csv with the printed table, page.html that shows
+            the pass beside the clean one, and the pictures attention.png, mlp.png and their .svg.
         device: auto is cuda where there is one.
     """
     if out is not None and out.exists():
@@ -68,46 +74,97 @@ def intervene_command(
     tokens = encoded(text, tokenizer)[None].to(device_of(device))
     if tokens.shape[1] == 1:
         raise ConfigError(got="an empty text", expected="at least one character", do="pass a text to read")
-    recorder = Recorder()
-    found = intervene(model, tokens, listed, tap=recorder)
-    clean = control(model, tokens, listed)
+    before, after = Recorder(), Recorder()
+    found = intervene(model, tokens, listed, tap=after)
+    with torch.no_grad():  # by the same arithmetic: what an edit cannot reach is then equal bit by bit
+        clean = model(tokens, tap=Chain(Intervention(model, listed).control_tap(), before))
+    rows = _token_rows(clean, found.logits, tokens, tokenizer)
+    if out is not None:
+        about = {"checkpoint": fingerprint(model)}
+        passes = [
+            Recorded(trace=replace(trace, about={**trace.about, **about}), name=name, logits=logits)
+            for name, trace, logits in (
+                ("as it is", before.trace(model, tokenizer=tokenizer), clean),
+                ("with edits", after.trace(model, tokenizer=tokenizer), found.logits),
+            )
+        ]
+        _write_intervention(passes, found.receipts, rows, tokenizer, out)
     console = Console(highlight=False, soft_wrap=True)
     for receipt in found.receipts:
-        places = ", ".join(receipt.places[:4]) + (
-            f" and {len(receipt.places) - 4} more" if len(receipt.places) > 4 else ""
-        )
-        console.print(
-            f"{type(receipt.edit).__name__}: {receipt.fired} times at {places}; largest change of a weight "
-            f"{receipt.largest_weight_change:.3g}, of a state {receipt.largest_state_change:.3g} of its length",
-            markup=False,
-        )
-    moved = divergence(clean, found.logits).values[0]
-    losses = change_of_loss(clean, found.logits, tokens).values[0]
-    before, after = clean[0].argmax(-1).tolist(), found.logits[0].argmax(-1).tolist()
+        console.print(_receipt_line(receipt), markup=False)
     console.print(f"\n{'token':<16} {'KL':>8} {'loss':>8}  likeliest next: before -> after", markup=False)
-    for place, name in enumerate(tokenizer.tokens(tokens[0].tolist())):
-        loss = f"{losses[place]:+8.3f}" if place < len(losses) else f"{'':>8}"
-        names = tokenizer.tokens([before[place], after[place]])
-        console.print(f"{name:<16} {moved[place]:8.3f} {loss}  {names[0]} -> {names[1]}", markup=False)
+    for _, name, moved, loss, old, new in rows:
+        change = f"{'':>8}" if loss is None else f"{loss:+8.3f}"
+        console.print(f"{name:<16} {moved:8.3f} {change}  {old} -> {new}", markup=False)
     if out is not None:
-        edited = recorder.trace(model, tokenizer=tokenizer)
-        edited.save(out)
-        content = PageContent(
-            first=Recorded(trace=record(model, tokens, tokenizer=tokenizer), name="as it is", logits=clean),
-            second=Recorded(trace=edited, name="with edits", logits=found.logits),
-            receipts=found.receipts,
-            spell=tokenizer.tokens,
-            title="Depth routing with edits",
-        )
-        write(content, out / "page.html")
         console.print(f"wrote {out}", markup=False)
     return 0
 
 
+def _receipt_line(receipt: Receipt) -> str:
+    more = f" and {len(receipt.places) - 4} more" if len(receipt.places) > 4 else ""
+    times = "once" if receipt.fired == 1 else f"{receipt.fired} times"
+    return (
+        f"{type(receipt.edit).__name__}: fired {times}, at {', '.join(receipt.places[:4])}{more}; changed a weight "
+        f"by up to {receipt.largest_weight_change:.3g}, a state by up to {receipt.largest_state_change:.3g} times "
+        "its length"
+    )
+
+
+def _token_rows(
+    clean: torch.Tensor, edited: torch.Tensor, tokens: torch.Tensor, tokenizer: Tokenizer
+) -> list[tuple[int, str, float, float | None, str, str]]:
+    """Lists for each token how far the prediction after it has moved, and the likeliest before and after."""
+    moved = divergence(clean, edited).values[0].tolist()
+    losses = [*change_of_loss(clean, edited, tokens).values[0].tolist(), None]
+    old, new = (tokenizer.tokens(logits[0].argmax(-1).tolist()) for logits in (clean, edited))
+    names = tokenizer.tokens(tokens[0].tolist())
+    return list(zip(range(len(names)), names, moved, losses, old, new, strict=True))
+
+
+def _write_intervention(
+    passes: list[Recorded],
+    receipts: Sequence[Receipt],
+    rows: Sequence[Sequence[object]],
+    tokenizer: Tokenizer,
+    out: Path,
+) -> None:
+    first, second = passes
+    content = PageContent(
+        first=first,
+        second=second,
+        receipts=receipts,
+        spell=tokenizer.tokens,
+        title="Depth routing with edits",
+    )
+    second.trace.save(out)
+    write(content, out / "page.html")
+    head = ("token", "spelled", "kl_nats", "loss_change_nats", "likeliest_before", "likeliest_after")
+    cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
+    write_new(out / "tokens.csv", csv_of([head, *cells]).encode())
+    if any(site.weights.min() < 0 or site.weights.max() > 1.01 for one in passes for site in one.trace):
+        return  # no shares, which the scale of the pictures is made for
+    about = first.trace.about
+    footer = (
+        f"n = {int(first.trace.real.sum())} tokens, ends of texts left out; {about['dtype']}; "
+        f"checkpoint {about['checkpoint'][:12]}"
+    )
+    for kind in ("attention", "mlp"):
+        figure = contrast_map(
+            average_routing(first.trace, kind),
+            average_routing(second.trace, kind),
+            names=("as it is", "with edits"),
+            title=f"Depth routing with edits, {'MLP' if kind == 'mlp' else kind} sites",
+            footer=footer,
+        )
+        for ending in ("png", "svg"):
+            save(figure, out / f"{kind}.{ending}")
+
+
 @app.command(name="sweep")
 def sweep_command(
-    folder: Positional[Path],
-    out: Positional[Path],
+    folder: Folder,
+    out: Annotated[Positional[Path], arg(metavar="OUT")],
     what: Literal["edges", "sources", "pairs"] = "edges",
     site: str | None = None,
     text: Path | None = None,
@@ -131,7 +188,7 @@ def sweep_command(
         out: Output folder: a new one, or that of the sweep to go on with.
         what: edges: one source at one site. sources: one source at all sites. pairs: two sources of --site.
         site: For pairs, such as L5.mlp.
-        text: A UTF-8 text file; by default the validation split of the run's corpus.
+        text: A UTF-8 text file; by default the validation split of the run's corpus, where there is one.
         num_texts: Pieces of text to measure on.
         length: Tokens of each.
         batch_size: Pieces at once.
@@ -183,6 +240,7 @@ def sweep_command(
             markup=False,
         )
     trace = record(model, tokens[: max(1, 4096 // length)], tokenizer=tokenizer)
+    trace = replace(trace, about={**trace.about, "checkpoint": fingerprint(model)})
     write(PageContent(first=trace, effects=swept, title=f"What {what} do"), out / "page.html")
     if what == "edges":
         for number, found in edge_agreement(trace, swept).items():
@@ -196,7 +254,7 @@ def sweep_command(
             edge_effects(swept),
             title="What is read, and what it does",
             footer=f"n = {tokens.numel()} tokens, none left out, of {trace.tokens.numel()} of them the weights; "
-            f"{trace.about['dtype']}; checkpoint {fingerprint(model)[:12]}",
+            f"{trace.about['dtype']}; checkpoint {trace.about['checkpoint'][:12]}",
         )
         for name in ("effects.png", "effects.svg"):
             save(figure, out / name)

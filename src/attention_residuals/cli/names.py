@@ -1,6 +1,9 @@
 """What the words of a command line mean: rules, texts, devices, run folders."""
 
 import ast
+import csv
+import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -30,13 +33,17 @@ from attention_residuals.train import (
 
 __all__ = [
     "BUNDLED",
+    "Folder",
     "Opened",
+    "Text",
     "Words",
     "config_of",
+    "csv_of",
     "device_of",
     "encoded",
     "folder_and_text",
     "model_folder_of",
+    "name_of",
     "opened",
     "residual_of",
     "run_folder_of",
@@ -45,8 +52,14 @@ __all__ = [
     "value_of",
 ]
 
-Words = Annotated[Positional[tuple[str, ...]], arg(metavar="[FOLDER] TEXT")]
+Words = Annotated[Positional[tuple[str, ...]], arg(metavar="[FOLDER] TEXT", help_behavior_hint="")]
 """What ``folder_and_text`` takes."""
+
+Folder = Annotated[Positional[Path], arg(metavar="FOLDER")]
+"""The folder of a model, for ``opened``."""
+
+Text = Annotated[Positional[str], arg(metavar="TEXT")]
+"""What a model reads."""
 
 BUNDLED = Path(__file__).parent.parent / "bundled"
 """The folder of the model that comes with this package."""
@@ -154,6 +167,38 @@ def device_of(name: str) -> str:
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError(got="device cuda", expected="a device that is here", do="pass --device cpu or auto")
     return name
+
+
+def name_of(folder: Path) -> str:
+    """Names the model in a folder, for people."""
+    bundled = folder == BUNDLED or (folder == Path("bundled") and not folder.exists())
+    return "the bundled model" if bundled else folder.resolve().name
+
+
+_FORMULAS = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")
+"""What a formula starts with in a spreadsheet; the last four are wide forms of the first four."""
+
+
+def csv_of(lines: Sequence[Sequence[str]]) -> str:
+    """Writes lines of cells as the text of a CSV file.
+
+    A text that a spreadsheet would run gets an apostrophe, as in files of the page.
+    """
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([map(_plain, cells) for cells in lines])
+    return text.getvalue()
+
+
+def _plain(cell: str) -> str:
+    return f"'{cell}" if cell.startswith(_FORMULAS) and not _is_number(cell) else cell
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
 
 
 def run_folder_of(folder: Path) -> Path:

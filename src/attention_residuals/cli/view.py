@@ -11,7 +11,7 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from attention_residuals.cli.app import Device, app
-from attention_residuals.cli.names import BUNDLED, device_of, opened
+from attention_residuals.cli.names import BUNDLED, device_of, name_of, opened
 from attention_residuals.errors import ConfigError
 from attention_residuals.inference import Engine
 
@@ -20,7 +20,7 @@ __all__ = ["view_command"]
 
 @app.command(name="view")
 def view_command(
-    folder: Positional[Path] = BUNDLED,
+    folder: Annotated[Positional[Path], arg(metavar="[FOLDER]", help_behavior_hint="")] = BUNDLED,
     host: str = "127.0.0.1",
     port: int = 0,
     open_browser: Annotated[bool, arg(name="open")] = True,
@@ -62,8 +62,7 @@ def view_command(
 
     with listener(host, port) as bound:
         _, model, tokenizer, _ = opened(folder, device_of(device))
-        name = "the bundled model" if folder == BUNDLED else folder.resolve().name
-        session = Session(Engine(model.requires_grad_(False), tokenizer), name)
+        session = Session(Engine(model.requires_grad_(False), tokenizer), name_of(folder))
         secret, jobs = secrets.token_urlsafe(32), Jobs()
         server = Server(application(session, jobs, secret=secret, host=host), jobs)
         shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)

@@ -8,8 +8,9 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from attention_residuals.cli.app import Device, app
-from attention_residuals.cli.names import Words, device_of, encoded, folder_and_text, opened
+from attention_residuals.cli.names import Words, csv_of, device_of, encoded, folder_and_text, name_of, opened
 from attention_residuals.data import Tokenizer
+from attention_residuals.durable import write_new
 from attention_residuals.errors import ConfigError
 from attention_residuals.layers.residual import RULES, ResidualConfig
 from attention_residuals.models import LanguageModel
@@ -20,7 +21,7 @@ from attention_residuals.plots import mixing_map, routing_map, save, token_map
 from attention_residuals.stats import average_routing, mixing_matrix
 from attention_residuals.trace import Trace, lens, record, routing_table, rule_facts
 
-__all__ = ["backends_command", "pictures", "rule_lines", "rules_command", "trace_command"]
+__all__ = ["backends_command", "pictures", "rule_lines", "rules_command", "trace_command", "weights_csv"]
 
 
 @app.command(name="trace")
@@ -44,8 +45,8 @@ def trace_command(
     Args:
         words: A folder written by attnres train or attnres convert, then the text that the model reads, after
             the mark that ends the text before. The text alone is for the model that comes with the package.
-        out: A new folder for trace.json, trace.safetensors, mixing.png and, where weights are shares,
-            routing.png and tokens.png.
+        out: A new folder for trace.json, trace.safetensors, weights.csv (every read, source and token), the
+            picture mixing.png and, where weights are shares, routing.png and tokens.png; each as .svg too.
         html: A new file: one page with all views of the trace and what the model predicts, for any browser.
         token: Show this token: 0 is the mark before the text, 1 the first of the text, -1 the last. By
             default the mean over the tokens of the text.
@@ -71,21 +72,47 @@ def trace_command(
     trace = record(model, batch, tokenizer=tokenizer)
     trace = replace(trace, about={**trace.about, "checkpoint": fingerprint(model)})
     shown = None if token is None else (0, token % length)
-    console = Console(highlight=False, soft_wrap=True)
-    if shown is not None:
-        console.print(f"token {shown[1]} is {trace.token_texts[0][shown[1]]!a}", markup=False)
     averaged = replace(trace, mask=trace.tokens != tokenizer.end_of_text)
-    console.print(routing_table(averaged, shown), markup=False)
     if out is not None:
         figures = pictures(averaged)
         trace.save(out)
+        write_new(out / "weights.csv", weights_csv(trace).encode())
         for name, figure in figures.items():
-            save(figure, out / name)
-        console.print(f"wrote {out}", markup=False)
+            for path in (out / name, (out / name).with_suffix(".svg")):
+                save(figure, path)
     if html is not None:
-        write(_content(model, batch, trace, tokenizer, title=f"Depth routing of {folder.name}"), html)
-        console.print(f"wrote {html}", markup=False)
+        write(_content(model, batch, trace, tokenizer, title=f"Depth routing of {name_of(folder)}"), html)
+    console = Console(highlight=False, soft_wrap=True)
+    if shown is not None:
+        console.print(f"token {shown[1]} is {trace.token_texts[0][shown[1]]!r}", markup=False)
+    console.print(routing_table(averaged, shown), markup=False)
+    for written in (out, html):
+        if written is not None:
+            console.print(f"wrote {written}", markup=False)
     return 0
+
+
+def weights_csv(trace: Trace) -> str:
+    """Writes what every token reads of every source, a line each: weight, norm share and projection share."""
+    lines: list[tuple[str, ...]] = [
+        ("read", "source", "text", "token", "spelled", "weight", "norm_share", "projection_share")
+    ]
+    for site in trace:
+        numbers = torch.stack([site.token_weights, site.norm_shares, site.projections], -1).tolist()
+        for source, rows in zip(site.source_names, numbers, strict=True):
+            for row, texts in enumerate(rows):
+                lines += [
+                    (
+                        site.name,
+                        source,
+                        str(row),
+                        str(token),
+                        trace.token_texts[row][token],
+                        *map(repr, three),
+                    )
+                    for token, three in enumerate(texts)
+                ]
+    return csv_of(lines)
 
 
 def _content(

@@ -30,7 +30,17 @@ SCRIPTS = (
         "card.js",
         "strip.js",
     ),
-    *("map.js", "panel.js", "story.js", "profile.js", "pair.js", "lens.js", "tables.js", "main.js"),
+    *(
+        "map.js",
+        "panel.js",
+        "story.js",
+        "profile.js",
+        "pair.js",
+        "distance.js",
+        "lens.js",
+        "tables.js",
+        "main.js",
+    ),
 )
 """In the order in which they run; all share one scope."""
 

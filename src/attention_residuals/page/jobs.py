@@ -145,7 +145,8 @@ class Jobs:
                 )
             self._waiting.append(job)
             self._tell_places(from_place=len(self._waiting) - 1)
-        self._thread.submit(self._run_next).add_done_callback(_show_fault)
+            # Still locked: once the queue is closed, the thread takes nothing more.
+            self._thread.submit(self._run_next).add_done_callback(_show_fault)
 
     def cancel(self, chosen: Callable[[Job], bool]) -> int:
         """Drops the chosen jobs that wait, ends the running one at its next check, and counts both."""

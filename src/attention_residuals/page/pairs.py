@@ -51,7 +51,8 @@ def _divergences(first: Trace, other: Trace) -> Tensor:
             expected="the same sites",
             do="compare passes of models with the same rule and depth",
         )
-    return torch.stack([pair_distance(first, other, name).divergence for name in names[0]])
+    found = torch.stack([pair_distance(first, other, name).divergence for name in names[0]])
+    return found.masked_fill(~(mask_of(first) & mask_of(other)), torch.nan)
 
 
 def _moved(first: Recorded, second: Recorded) -> dict[str, Any] | None:

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from attention_residuals.configs import encode
-from attention_residuals.page.arrays import encoded
+from attention_residuals.page.arrays import encoded, require_finite
 from attention_residuals.page.content import PageContent, Recorded
 from attention_residuals.page.pairs import pair_payload
 from attention_residuals.page.report import section_payload
-from attention_residuals.page.traces import trace_payload
+from attention_residuals.page.traces import mask_of, trace_payload
 from attention_residuals.trace import LensReading, Receipt, Swept, Trace, source_identity
 
 __all__ = ["FORMAT", "payload"]
@@ -35,7 +35,7 @@ def payload(content: Trace | Recorded | PageContent) -> dict[str, Any]:
         ``{"type", "shape", "data"}``: float32 or int32, see ``page.arrays``.
 
     Raises:
-        NonFiniteError: NaN or infinity among weights or norms; it names the site and the token.
+        NonFiniteError: NaN or infinity among weights, norms or predictions; it names the token.
 
     Example:
         >>> import torch
@@ -52,7 +52,7 @@ def payload(content: Trace | Recorded | PageContent) -> dict[str, Any]:
     named: set[int] = set()
     for one, found in zip(passes, traces, strict=True):
         found["predictions"] = None if one.logits is None else _predictions(one.logits, one.trace, named)
-        found["lens"] = None if one.lens is None else _lens(one.lens, named)
+        found["lens"] = None if one.lens is None else _lens(one.lens, one.trace, named)
     return {
         "format": FORMAT,
         "title": content.title or _title(passes),
@@ -77,25 +77,35 @@ def _predictions(logits: Tensor, trace: Trace, named: set[int]) -> dict[str, Any
     predicted = logits.detach().cpu().float().log_softmax(-1)
     best = predicted.topk(min(NUM_TOP, predicted.shape[-1]), dim=-1)
     named.update(best.indices.unique().tolist())
+    real = mask_of(trace)
+    chances = require_finite(best.values.exp().movedim(-1, 0), real, "a predicted probability")
     following = torch.cat([trace.tokens[:, 1:], trace.tokens[:, :1]], dim=1)[..., None]
     own = predicted.gather(-1, following).squeeze(-1)
-    own[:, -1] = torch.nan
     return {
         "top_tokens": encoded(best.indices),
-        "top_probabilities": encoded(best.values.exp()),
-        "log_probabilities": encoded(own),
+        "top_probabilities": encoded(chances.movedim(0, -1)),
+        "log_probabilities": encoded(own.masked_fill(~_followed(real), torch.nan)),
     }
 
 
-def _lens(lens: LensReading, named: set[int]) -> dict[str, Any]:
-    tokens = lens.top_tokens[..., :NUM_TOP]
+def _followed(real: Tensor) -> Tensor:
+    """Tells which tokens are followed by another, neither of them padding."""
+    found = real & real.roll(-1, dims=1)
+    found[:, -1] = False
+    return found
+
+
+def _lens(lens: LensReading, trace: Trace, named: set[int]) -> dict[str, Any]:
+    tokens, real = lens.top_tokens[..., :NUM_TOP], mask_of(trace)
     named.update(tokens.unique().tolist())
+    chances = lens.top_probabilities[..., :NUM_TOP].cpu().movedim(-1, 0)
+    chances = require_finite(chances, real, "a probability of the lens")
     return {
         "sites": list(lens.sites),
         "top_tokens": encoded(tokens),
-        "top_probabilities": encoded(lens.top_probabilities[..., :NUM_TOP]),
-        "log_probabilities": encoded(lens.log_probabilities),
-        "divergences": encoded(lens.divergences),
+        "top_probabilities": encoded(chances.movedim(0, -1)),
+        "log_probabilities": encoded(lens.log_probabilities.cpu().masked_fill(~_followed(real), torch.nan)),
+        "divergences": encoded(lens.divergences.cpu().masked_fill(~real, torch.nan)),
     }
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
@@ -81,7 +81,11 @@ def application(session: Session, jobs: Jobs, *, secret: str, host: str = "127.0
         Route(f"/{secret}/cancel", cancel, methods=["POST"]),
         *(Route(f"/{secret}/{kind}", ask, methods=["POST"]) for kind in KINDS),
     ]
-    handlers: dict[Any, Any] = {AttentionResidualsError: _answer_error, HTTPException: _answer_http_error}
+    handlers: dict[Any, Any] = {
+        AttentionResidualsError: _answer_error,
+        ClientDisconnect: _answer_nobody,
+        HTTPException: _answer_http_error,
+    }
     return Guard(Starlette(routes=routes, exception_handlers=handlers), secret=secret, host=host)
 
 
@@ -174,6 +178,11 @@ async def _answer_http_error(request: Request, error: HTTPException) -> JSONResp
     )
 
 
+async def _answer_nobody(request: Request, error: ClientDisconnect) -> Response:
+    """Whoever left in the middle of a request hears nothing; that is no fault to show in the terminal."""
+    return Response(status_code=400)
+
+
 def listener(host: str, port: int) -> socket.socket:
     """Binds a socket, so that requests wait from now on.
 
@@ -186,6 +195,8 @@ def listener(host: str, port: int) -> socket.socket:
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
+        if not host:
+            raise OSError("it has no name, and would be every address of this machine: 0.0.0.0 says so")
         if not 0 <= port < 2**16:
             raise OSError("there is no such port")
         return socket.create_server((host, port), family=family)

@@ -13,6 +13,7 @@ from attention_residuals.configs import decode
 from attention_residuals.errors import ConfigError, DataError, is_count
 from attention_residuals.inference import Engine, Sampling
 from attention_residuals.layers.tap import Chain, Onlooker, Read, Tap, Write
+from attention_residuals.models.weights import fingerprint
 from attention_residuals.page.content import PageContent, Recorded
 from attention_residuals.page.document import html
 from attention_residuals.page.jobs import Check, Event, Work
@@ -114,6 +115,7 @@ class Session:
                 got="an engine without a tokenizer", expected="one that reads texts", do="pass a tokenizer"
             )
         self.engine, self.tokenizer, self.model, self.name = engine, engine.tokenizer, engine.model, name
+        self.checkpoint = fingerprint(self.model)
         one, two = (trace_bytes(self.model, count) for count in (1, 2))
         logits = 16 * self.model.config.vocab_size  # those of two passes, and their logarithms
         self.max_tokens = min(self.model.config.max_tokens, _MAX_BYTES // (two - one + logits))
@@ -198,7 +200,7 @@ class Session:
 
     def _paired(self, ids: list[int], others: list[int], check: Check) -> Iterator[Event]:
         first, second = (self._recorded(row, check) for row in (ids, others))
-        yield self._compared(first, second)
+        yield self._compared(replace(first, name="text"), replace(second, name="other text"))
 
     def _generated(
         self, ids: list[int], intervention: Intervention | None, sampling: Sampling, count: int, check: Check
@@ -225,7 +227,10 @@ class Session:
     def _recorded(self, ids: Sequence[int], check: Check, *taps: Tap) -> Recorded:
         recorder = Recorder()
         logits = self.model(self._batch(ids), tap=Chain(*taps, recorder, _Stop(check)))
-        return Recorded(trace=recorder.trace(self.model, tokenizer=self.tokenizer), logits=logits)
+        trace = recorder.trace(self.model, tokenizer=self.tokenizer)
+        return Recorded(
+            trace=replace(trace, about={**trace.about, "checkpoint": self.checkpoint}), logits=logits
+        )
 
     def _batch(self, ids: Sequence[int]) -> Tensor:
         return torch.tensor([list(ids)], device=next(self.model.parameters()).device)

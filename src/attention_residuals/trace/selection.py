@@ -18,7 +18,7 @@ Names = str | tuple[str, ...]
 Numbers = tuple[int | str, ...]
 """Numbers and ranges of them: ``(0, -1)``, ``("3..7",)`` is 3 to 6, ``("-4..",)`` the last four."""
 
-_RANGE = re.compile(r"(-?\d+)?\.\.(-?\d+)?")
+_RANGE = re.compile(r"(-?\d{1,18})?\.\.(-?\d{1,18})?")  # what a tensor of int64 holds
 _KINDS = ("attention", "mlp")
 
 

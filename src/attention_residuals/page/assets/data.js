@@ -102,7 +102,8 @@ class Pass {
     return this.tokens.texts ? this.tokens.texts[row][token] : String(this.tokens.ids[row][token]);
   }
 
-  // The likeliest next tokens at a place: [{text, probability}], from "predictions" or a site of the lens.
+  // The likeliest next tokens at a place: [{text, probability}], from "predictions" or a site of the lens; none
+  // after padding.
   likeliest(group, lead, row, token) {
     const tokens = this.numbers[`${group}.top_tokens`];
     const shape = this[group].top_tokens.shape;
@@ -114,7 +115,7 @@ class Pass {
         text: page.payload.vocabulary[id] ?? `#${id}`,
         probability: this.numbers[`${group}.top_probabilities`][start + n],
       };
-    });
+    }).filter(({ probability }) => !Number.isNaN(probability));
   }
 }
 

@@ -59,7 +59,7 @@ function save(name, content, type) {
 function csvCell(value) {
   if (value === null || value === undefined) return "";
   if (typeof value === "number") return Number.isNaN(value) ? "" : String(value);
-  const text = /^[=+\-@\t\r]/.test(value) ? `'${value}` : value;
+  const text = /^[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20]/.test(value) ? `'${value}` : value;
   return /[",\n\r']/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
 }
 
@@ -89,4 +89,15 @@ function field(label, options, chosen, pick) {
   const select = h("select", { onchange: (event) => pick(event.target.value) },
     options.map(([value, text]) => h("option", { value, selected: String(value) === String(chosen) }, text)));
   return h("label", { class: "field" }, h("span", { class: "quiet" }, label), select);
+}
+
+// How wide an element is. Asked for anew only when the window changes: an answer makes the browser lay out
+// everything that was written since the last one.
+let seenWidths = new WeakMap();
+addEventListener("resize", () => { seenWidths = new WeakMap(); });
+
+function seenWidth(element) {
+  const width = seenWidths.get(element) || element.clientWidth;
+  if (width) seenWidths.set(element, width);
+  return width;
 }

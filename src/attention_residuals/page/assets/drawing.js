@@ -61,13 +61,14 @@ function path(context, points, closed = false) {
   context.stroke();
 }
 
+const NOT_IN_XML = /[\0-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]/g;
 const SVG = "http" + "://www.w3.org/2000/svg"; // in two, so that no address is found in the file
 
 function svgOf(picture) {
   const element = (tag, values, text) => {
     const made = document.createElementNS(SVG, tag);
     for (const [name, value] of Object.entries(values)) if (value !== undefined) made.setAttribute(name, value);
-    if (text !== undefined) made.textContent = text;
+    if (text !== undefined) made.textContent = text.replaceAll(NOT_IN_XML, "\ufffd");
     return made;
   };
   const round = (number) => Math.round(number * 100) / 100;

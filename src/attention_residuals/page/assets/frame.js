@@ -9,10 +9,11 @@ function addView(view) {
 }
 
 function framed(view) {
-  const name = () => `${view.id}-${state.site.replaceAll(/[^\w.]/g, "_")}-${state.scope === "token" ? `token${state.token}` : state.scope}`;
+  const words = (text) => text.replaceAll(/[^\w.]/g, "_");
+  const name = () => [view.id, words(state.site), state.scope === "token" ? `token${state.token}` : state.scope, ...(page.passes.length > 1 ? [words(pass().name)] : [])].join("-");
   const files = [
-    ["PNG", () => savePng(`${name()}.png`, view.picture())],
-    ["SVG", () => saveSvg(`${name()}.svg`, view.picture())],
+    ["PNG", () => savePng(`${name()}.png`, withOrigin(view.picture()))],
+    ["SVG", () => saveSvg(`${name()}.svg`, withOrigin(view.picture()))],
     ["CSV", () => save(`${name()}.csv`, csvText(view.rows()), "text/csv;charset=utf-8")],
   ];
   const buttons = files.map(([kind, run]) =>
@@ -24,6 +25,23 @@ function framed(view) {
     view.caption, view.body);
   view.build(view.body);
   return view.section;
+}
+
+// A picture that leaves the page says below what it is from; the numbers of tokens are those of the averages.
+function originText() {
+  const { name, about, rows, real } = pass();
+  const count = real.reduce((sum, row) => sum + row.length, 0);
+  const tokens = `n = ${count.toLocaleString("en")} token${count === 1 ? "" : "s"}${rows > 1 ? ` of ${rows} texts` : ""}, padding and special tokens left out`;
+  const checkpoint = about.checkpoint && `checkpoint ${about.checkpoint.slice(0, 12)}`;
+  return [page.passes.length > 1 && name, tokens, about.dtype?.replace("torch.", ""), checkpoint].filter(Boolean).join("; ");
+}
+
+function withOrigin(inner) {
+  const text = originText();
+  const picture = new Picture(Math.max(inner.width, widthOf(text, 11) + 24), inner.height + 24);
+  picture.shapes.push(...inner.shapes);
+  picture.text(12, inner.height + 8, text, { size: 11, fill: tone("faint") });
+  return picture;
 }
 
 // "mean of 31 real tokens of text 0", "token 5 'the'".

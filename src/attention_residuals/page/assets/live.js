@@ -130,6 +130,7 @@ function unanswered() {
 
 async function trace() {
   keep();
+  if (said.firstChild?.textContent !== text.value) said.hidden = goOn.hidden = true; // it continues another text
   const found = await run("trace", { text: text.value, edits: kept.edits });
   if (found) showEffect(found, "as it is", "with edits");
 }

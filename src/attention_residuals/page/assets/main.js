@@ -62,11 +62,21 @@ function build() {
     help(), whole.controls, whole.status, h("div", { class: "columns" }, text, sites, chosen, story), ...Object.values(others));
 }
 
+// Acts; where the control that has the focus is made anew by that, the one in its place gets it.
+function keepingFocus(act) {
+  const had = document.activeElement;
+  const part = had?.closest(".view, .controls");
+  const within = () => [...part.querySelectorAll("button, select")];
+  const place = part ? within().indexOf(had) : -1;
+  act();
+  if (place < 0 || had.isConnected) return;
+  const now = within();
+  const next = now[place]?.disabled ? now[place].parentElement.querySelector(":enabled") : now[place];
+  next?.focus({ preventScroll: true });
+}
+
 function paintControls() {
-  const focused = document.activeElement;
-  const index = [...whole.controls.querySelectorAll("button, select")].indexOf(focused);
   whole.controls.replaceChildren(...controls());
-  if (index >= 0) whole.controls.querySelectorAll("button, select")[index]?.focus();
   const measure = MEASURES[state.measure];
   whole.now.replaceChildren(h("dl", {}, explained(measure, `Now shown: ${measure.title.toLowerCase()}`)));
   const site = pass().siteNumbers.get(state.site);
@@ -78,8 +88,10 @@ async function paint() {
   const turn = ++whole.turn;
   await Promise.all(page.passes.flatMap((one) => whole.shown.map((view) => one.need(view.needs(one)))));
   if (turn !== whole.turn) return;
-  for (const view of whole.shown) view.paint();
-  paintControls();
+  keepingFocus(() => {
+    for (const view of whole.shown) view.paint();
+    paintControls();
+  });
   document.body.dataset.painted = String(turn);
 }
 
@@ -116,3 +128,7 @@ globalThis.AttnRes = {
 Object.assign(state, fromFragment(location.hash.slice(1)));
 applyTheme();
 AttnRes.ready = show(JSON.parse(document.getElementById("payload").textContent));
+AttnRes.ready.catch((problem) => {
+  const advice = globalThis.DecompressionStream ? problem : "This browser cannot unpack them: use one of 2023 or later.";
+  document.getElementById("views").replaceChildren(h("p", { class: "error", role: "alert" }, `The views cannot be shown. ${advice}`));
+});

@@ -98,6 +98,8 @@ function mapCell(one, measure, site, column, places, limits) {
 
 const map = { key: "", grids: [] };
 
+const averageText = (one, measure) => (measure === "effect" ? "mean over the texts that were swept" : scopeText(one));
+
 function paintMap() {
   const one = pass();
   const columns = columnsOf(one, state.measure);
@@ -117,8 +119,7 @@ function paintMap() {
     grid.paint((site, column) => mapCell(one, state.measure, site, column, places, limits));
     grid.select(one.siteNumbers.get(state.site), state.source);
   }
-  const shown = state.measure === "effect" ? "mean over the texts that were swept" : scopeText(one);
-  map.caption.textContent = `${MEASURES[state.measure].title}, ${shown}. Rows read, columns are read.`;
+  map.caption.textContent = `${MEASURES[state.measure].title}, ${averageText(one, state.measure)}. Rows read, columns are read.`;
   map.legend.replaceChildren(legend(limits, MEASURES[state.measure].unit, [
     keyOf("none", "not a source here"), state.measure === "writer" ? null : keyOf("open", "block still open"),
   ]));
@@ -148,7 +149,7 @@ addView({
     const head = ["site", "part", "source", "open", "measure", "tokens", "value"];
     const lines = one.sites.flatMap((site, number) => columnsOf(one, state.measure).map((column) => {
       const value = one.value(state.measure, number, column, places);
-      return value === undefined ? null : [site.site, site.part, column, one.isOpen(number, column) ? 1 : 0, state.measure, scopeText(one), value];
+      return value === undefined ? null : [site.site, site.part, column, one.isOpen(number, column) ? 1 : 0, state.measure, averageText(one, state.measure), value];
     }));
     return [head, ...lines.filter(Boolean)];
   },

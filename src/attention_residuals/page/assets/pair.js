@@ -74,44 +74,6 @@ function differenceCell(name, column, limits) {
   };
 }
 
-function sitesDistance(which) {
-  const [a] = page.passes;
-  const numbers = page.pair[which];
-  const places = a.places(state);
-  return a.sites.map((_, site) => {
-    const found = places.map((flat) => numbers[site * a.rows * a.length + flat]).filter((value) => !Number.isNaN(value));
-    return found.length ? found.reduce((sum, value) => sum + value, 0) / found.length : NaN;
-  });
-}
-
-function distancePicture(width) {
-  const [a] = page.passes;
-  const [pair, control] = [sitesDistance("divergence"), page.pair.control ? sitesDistance("control") : null];
-  const most = niceTop(Math.max(1e-9, ...[...pair, ...(control ?? [])].filter((value) => !Number.isNaN(value))));
-  const left = 30 + Math.max(...a.sites.map((site) => widthOf(headOf(site.name), 12)));
-  const picture = new Picture(width, 56 + 20 * a.sites.length + 6);
-  const x = (value) => left + (width - left - 70) * (value / most);
-  picture.text(12, 16, "Divergence of the weights, nats", { size: 13, bold: true });
-  picture.text(left, 38, "0", { size: 11, fill: tone("faint"), anchor: "center" });
-  picture.text(x(most), 38, told(most), { size: 11, fill: tone("faint"), anchor: "center" });
-  a.sites.forEach((site, n) => {
-    const y = 58 + 20 * n;
-    picture.text(left - 8, y, headOf(site.name), { anchor: "end", bold: site.name === state.site });
-    picture.line([[left, y + 10], [x(most), y + 10]], { stroke: tone("line") });
-    if (control && !Number.isNaN(control[n])) picture.rect(left, y - 8, Math.max(1, x(control[n]) - left), 16, { hatch: tone("faint"), stroke: tone("faint") });
-    if (!Number.isNaN(pair[n])) {
-      picture.rect(left, y - 4, Math.max(1, x(pair[n]) - left), 8, { fill: tone("first") });
-      picture.text(Math.max(x(pair[n]), control ? x(control[n]) : 0) + 8, y, told(pair[n]), { size: 11 });
-    }
-  });
-  return picture;
-}
-
-const PAIR_NOTE = [
-  "How far apart the weights of each site are in the two passes (Jensen-Shannon divergence: 0 is the same, 0.69 nothing in common). It is never below 0, so noise alone is above it.",
-  "How far apart the weights of each site are (Jensen-Shannon divergence: 0 is the same, 0.69 nothing in common). Solid: A to B. Hatched: A to the control, a difference that means nothing.",
-];
-
 const pairNames = () => page.passes.map((one) => one.name);
 
 function pairParts() {
@@ -134,11 +96,8 @@ addView({
     pairView.key = "";
     pairView.maps = h("div", { class: "map-parts" });
     pairView.legend = h("div");
-    pairView.distance = h("div", { class: "scroll" });
-    pairView.table = h("div", { class: "scroll" });
-    pairView.twin = h("details", { class: "twin" }, h("summary", {}, "Distances as a table"), pairView.table);
     pairView.caption = this.caption;
-    body.append(pairView.maps, pairView.legend, pairView.distance, pairView.twin);
+    body.append(pairView.maps, pairView.legend);
   },
   paint() {
     const [a] = page.passes;
@@ -157,15 +116,6 @@ addView({
     pairView.caption.textContent = `${MEASURES[pairMeasure()].title}, ${page.pair.aligned ? scopeText(a) : `means over each text, which do not align token by token (${page.pair.why})`}.`;
     const unit = MEASURES[pairMeasure()].unit;
     pairView.legend.replaceChildren(legend(limits, unit), legend(differenceLimits(), `${unit}, difference`, page.passes[2] ? [keyOf("noted", "(in brackets): the control moves it as far")] : []));
-    const width = Math.max(300, Math.min(720, pairView.distance.clientWidth || 640));
-    pairView.distance.replaceChildren(...(page.pair.divergence ? [svgOf(distancePicture(width)), h("p", { class: "quiet" }, PAIR_NOTE[page.pair.control ? 1 : 0])] : []));
-    pairView.twin.hidden = !page.pair.divergence;
-    if (page.pair.divergence) pairView.table.replaceChildren(tableOf(this.distances()));
-  },
-  distances() {
-    const [a] = page.passes;
-    const [pair, control] = [sitesDistance("divergence"), page.pair.control ? sitesDistance("control") : null];
-    return [["site", "A to B, nats", ...(control ? ["A to control, nats"] : [])], ...a.sites.map((site, n) => [site.name, pair[n], ...(control ? [control[n]] : [])])];
   },
   rows() {
     const [a, b, control] = page.passes;

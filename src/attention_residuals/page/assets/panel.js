@@ -2,8 +2,11 @@
 
 const panel = {};
 
+// A source that is no writer has no writer weight.
+const cellMeasures = (one) => measuresHere().filter((measure) => measure !== "writer" || one.writers.includes(state.source));
+
 function panelNumbers(one, site, places) {
-  const rows = measuresHere().filter((measure) => measure !== "writer" || one.writers.includes(state.source)).map((measure) => {
+  const rows = cellMeasures(one).map((measure) => {
     const value = one.value(measure, site, state.source, places);
     return [MEASURES[measure].title, measure === "effect" && value === undefined ? "not measured" : told(value), measure === state.measure];
   });
@@ -66,7 +69,7 @@ addView({
     const places = one.places(state);
     return [
       ["site", "source", "number", "tokens", "value"],
-      ...measuresHere().map((measure) => [state.site, state.source, measure, scopeText(one), one.value(measure, site, state.source, places)]),
+      ...cellMeasures(one).map((measure) => [state.site, state.source, measure, averageText(one, measure), one.value(measure, site, state.source, places)]),
       ...Object.keys(STATISTICS).filter((name) => name !== "writer_norm").map((name) => [state.site, "", name, scopeText(one), one.mean(name, site, places)]),
     ];
   },

@@ -8,14 +8,15 @@ const profile = {};
 function profilePoints(name) {
   const passes = page.passes.slice(0, 2);
   const [one] = passes;
+  const values = (placeOf) => passes.map((each) => {
+    const number = placeOf(each) ?? -1;
+    return number < 0 ? NaN : each.mean(name, number, each.places(scopeFor(each)));
+  });
+  // By name: another model may have other sites and writers at the same places.
   if (name === "writer_norm") {
-    return one.writers.map((writer, number) => ({
-      name: writer, kind: writer.split(".").pop(), values: passes.map((each) => each.mean(name, number, each.places(scopeFor(each)))),
-    }));
+    return one.writers.map((writer) => ({ name: writer, kind: writer.split(".").pop(), values: values((each) => each.writers.indexOf(writer)) }));
   }
-  return one.sites.map((site, number) => ({
-    name: site.name, kind: site.kind, values: passes.map((each) => (number < each.sites.length ? each.mean(name, number, each.places(scopeFor(each))) : NaN)),
-  }));
+  return one.sites.map((site) => ({ name: site.name, kind: site.kind, values: values((each) => each.siteNumbers.get(site.name)) }));
 }
 
 // A pass that is shorter than the chosen one is averaged as a whole.

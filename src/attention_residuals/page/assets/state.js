@@ -66,7 +66,8 @@ function fromFragment(text) {
   const found = { ...DEFAULTS };
   for (const [name, value] of new URLSearchParams(text)) {
     if (!Object.hasOwn(DEFAULTS, name)) continue;
-    found[name] = NUMBERS.includes(name) ? (/^\d{1,7}$/.test(value) ? Number(value) : DEFAULTS[name]) : value;
+    const known = NUMBERS.includes(name) ? /^\d{1,7}$/.test(value) : CHOICES[name]?.includes(value) ?? true;
+    found[name] = !known ? DEFAULTS[name] : NUMBERS.includes(name) ? Number(value) : value;
   }
   return found;
 }

@@ -40,7 +40,7 @@ function storyPicture(first, last, width) {
 }
 
 function storyWindow() {
-  const width = story.scroller.clientWidth;
+  const width = seenWidth(story.scroller);
   const count = Math.max(1, Math.floor((width - story.gutter) / STORY.cell));
   const first = Math.min(Math.max(0, pass().length - count), Math.ceil(story.scroller.scrollLeft / STORY.cell));
   return { first, last: Math.min(pass().length, first + count + 1), width };
@@ -120,7 +120,7 @@ addView({
     story.caption = this.caption;
     story.seen = "";
     body.append(story.scroller, story.legend, story.twin);
-    new ResizeObserver(() => story.scroller.clientWidth && drawStory()).observe(story.scroller);
+    new ResizeObserver(() => { seenWidths.delete(story.scroller); if (story.scroller.clientWidth) drawStory(); }).observe(story.scroller);
   },
   paintTwin() {
     if (!story.twin.open) return;

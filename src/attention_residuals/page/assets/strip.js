@@ -161,7 +161,7 @@ addView({
     body.append(strip.tools, strip.list, strip.pager, strip.legend);
   },
   paint() {
-    const options = tintsHere(pass()).map((name) => [name, name === "cell" ? "the selected cell" : STATISTICS[name]?.title.toLowerCase() ?? TINTS[name].title(state).toLowerCase()]);
+    const options = tintsHere(pass()).map((name) => [name, name === "cell" ? "the selected cell" : STATISTICS[name]?.title.toLowerCase() ?? TINTS[name].title(state).replace(/^./, (letter) => letter.toLowerCase())]);
     strip.tools.replaceChildren(field("Tint by", options, state.tint, (tint) => set({ tint })));
     paintStrip();
   },

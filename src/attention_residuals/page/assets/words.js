@@ -73,9 +73,9 @@ const TINTS = {
     trap: "Surprising places often have unusual routing for the plain reason that they are unusual.",
   },
   prediction: {
-    title: () => "Change of the prediction, A to B",
-    is: "The divergence (KL) from A's prediction to B's at each token, in nats. 0 is the same prediction.",
-    trap: "Before the first difference between the texts it must be 0; a number there is rounding.",
+    title: () => `Change of the prediction${page.passes[1] ? `, ${page.passes[0].name} to ${page.passes[1].name}` : ""}`,
+    is: "The divergence (KL) from the first pass's prediction to the second's at each token, in nats. 0 is the same prediction.",
+    trap: "Before the first difference between the passes it must be 0; a number there is rounding.",
   },
 };
 
