@@ -282,7 +282,9 @@ print((exported.module()(tokens) - model(tokens)).abs().max().item())
 
 def test_without_numba_auto_takes_eager_and_the_kernels_say_why(monkeypatch):
     monkeypatch.setitem(backends._INSTALLED, "numba", False)
-    monkeypatch.setattr(backends, "_first", backends._first.__wrapped__)  # its answers are kept for the process
+    monkeypatch.setattr(
+        backends, "_first", backends._first.__wrapped__
+    )  # its answers are kept for the process
     *sources, query, gain, _ = leaves(2, 3)
     assert backends.chosen_backend("auto", sources[0], False).name == "eager"
     with pytest.raises(BackendError, match="the package numba is not installed"):
