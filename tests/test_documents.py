@@ -74,6 +74,7 @@ def test_what_a_document_links_to_is_there(document):
         "docs/tour.md",
         "docs/rules.md",
         "docs/inference.md",
+        "docs/distributed.md",
         "docs/reading.md",
         "docs/howto/convert.md",
     ],

@@ -5,7 +5,16 @@ import sys
 import warnings
 from collections.abc import Sequence
 
-from attention_residuals.cli import comparing, conversion, generation, intervening, training, view, viewing
+from attention_residuals.cli import (
+    comparing,
+    conversion,
+    generation,
+    intervening,
+    planning,
+    training,
+    view,
+    viewing,
+)
 from attention_residuals.cli.app import INTERRUPTED, app
 from attention_residuals.errors import AttentionResidualsError, ConfigError
 from attention_residuals.version import __version__
@@ -14,7 +23,7 @@ __all__ = ["main"]
 
 ABOUT = "Train, evaluate and read transformers with attention residuals."
 
-COMMANDS = (training, generation, viewing, comparing, intervening, view, conversion)
+COMMANDS = (training, generation, viewing, comparing, intervening, view, conversion, planning)
 """The modules whose commands have joined the command line; ``--help`` lists them in this order."""
 
 

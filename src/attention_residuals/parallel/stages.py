@@ -1,0 +1,206 @@
+"""Cuts a decoder into stages: each is a part of the same loop, with the same names of parameters."""
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from attention_residuals.errors import ConfigError
+from attention_residuals.layers.attention import AttentionContext, allowed_pairs
+from attention_residuals.layers.residual import (
+    ResidualRule,
+    SourceRule,
+    SourceState,
+    StandardRule,
+    StandardState,
+    checked_inputs,
+)
+from attention_residuals.layers.residual.sources import read_often, reader_name
+from attention_residuals.layers.rope import rotation
+from attention_residuals.layers.tap import OUTPUT, Site
+from attention_residuals.models import Decoder, Layer
+from attention_residuals.models.language_model import checked_positions
+from attention_residuals.parallel.plan import Placement, StageLayout
+
+__all__ = ["DecoderStage", "cut", "dtype_of_pieces", "layout_of"]
+
+
+class DecoderStage(nn.Module):
+    """Some consecutive layers of a decoder: the first stage begins with its embedding, the last ends with its head.
+
+    It shares the decoder's modules and keeps their names, so that the parameters of all stages together are
+    those of the decoder. It knows nothing of processes.
+
+    Args:
+        model: The whole decoder.
+        first: The first layer of the stage.
+        end: The one behind its last.
+    """
+
+    def __init__(self, model: Decoder, first: int, end: int) -> None:
+        super().__init__()
+        self.config = model.config
+        self.checkpoint_activations = model.checkpoint_activations
+        self.is_first, self.is_last = first == 0, end == model.config.num_layers
+        tied = model.config.tied
+        self.embedding = model.embedding if self.is_first or (self.is_last and tied) else None
+        self.layers = nn.ModuleDict({str(number): model.layers[number] for number in range(first, end)})
+        self.norm = model.norm if self.is_last else None
+        self.head = model.head if self.is_last else None
+        sites = [Site(layer, kind) for layer in range(first, end) for kind in ("attention", "mlp")]
+        self.residual = _rule_of_sites(model.residual, [*sites, *([OUTPUT] if self.is_last else [])])
+        self.num_written = 2 * first
+
+    def forward(
+        self,
+        *state: Tensor,
+        positions: Int[Tensor, "B T"] | None = None,
+        mask: Bool[Tensor, "B U"] | Bool[Tensor, "B T U"] | None = None,
+    ) -> Tensor | tuple[Tensor, ...]:
+        """Computes the state that the next stage starts with.
+
+        Args:
+            state: Tokens [B, T] for the first stage; for others the pieces of the state [B, T, D], in the
+                order of ``StageLayout.state_after``.
+            positions: As for the whole decoder.
+            mask: As for the whole decoder.
+
+        Returns:
+            The pieces of the state, or the logits [B, T, V] of the last stage.
+        """
+        length = state[0].shape[1]
+        if self.is_first:
+            positions = checked_positions(self.config, state[0], positions, mask, 0, None)
+        elif positions is None:
+            positions = torch.arange(length, device=state[0].device).expand(state[0].shape[:2])
+        held = self._opened(state)
+        dtype = torch.promote_types(next(self.parameters()).dtype, torch.float32)
+        context = AttentionContext(
+            rotation(positions, self.config.head_width, self.config.rope_base, dtype),
+            allowed_pairs(mask, length, 0, state[0].device),
+        )
+        for layer in self.layers.values():
+            if self.checkpoint_activations and torch.is_grad_enabled():
+                held = checkpoint(
+                    self._run_layer, held, layer, context, use_reentrant=False, preserve_rng_state=False
+                )
+            else:
+                held = self._run_layer(held, layer, context)
+        if self.norm is None:
+            return tuple(held.blocks + held.open_block) if isinstance(held, SourceState) else tuple(held)
+        inputs, _ = self.residual.read(held, OUTPUT, self.norm)
+        if self.head is not None:
+            logits: Tensor = self.head(inputs[0])
+            return logits
+        assert self.embedding is not None
+        return F.linear(inputs[0], self.embedding.weight)
+
+    def _opened(self, state: tuple[Tensor, ...]) -> Any:
+        """Makes the rule's state of tokens or of the pieces that came from earlier stages."""
+        if self.is_first:
+            assert self.embedding is not None
+            return self.residual.open(self.embedding(state[0]))
+        if isinstance(self.residual, StandardRule):
+            return StandardState(*state)
+        assert isinstance(self.residual, SourceRule)
+        finished = 1 + self.num_written // self.residual.config.sublayers_per_block
+        return SourceState(tuple(read_often(piece, None) for piece in state[:finished]), state[finished:])
+
+    def _run_layer(self, state: Any, layer: nn.Module, context: AttentionContext) -> Any:
+        assert isinstance(layer, Layer)
+        for site, sublayer in layer.sublayers():
+            inputs, state = self.residual.read(state, site, sublayer.norm)
+            inputs = checked_inputs(inputs, sublayer, site)
+            state = self.residual.write(state, site, sublayer(*inputs, context=context))
+        return state
+
+
+def cut(model: Decoder, layers: Sequence[int]) -> tuple[DecoderStage, ...]:
+    """Cuts a decoder into stages that share its modules.
+
+    Args:
+        model: Any decoder with the standard residual or a rule that keeps sources as ``AttnRes`` does.
+        layers: How many layers each stage has; ``even_layers`` spreads them.
+
+    Raises:
+        ConfigError: The layers are not those of the model, or its rule carries another state.
+
+    Example:
+        >>> from attention_residuals.models import presets
+        >>> model = Decoder(presets.scaled(4, vocab_size=300))
+        >>> first, last = cut(model, (1, 3))
+        >>> tokens = torch.tensor([[5, 6, 7]])
+        >>> torch.equal(last(*first(tokens)), model(tokens))
+        True
+    """
+    layout_of(model, layers, num_ranks=1)
+    ends = [sum(layers[: number + 1]) for number in range(len(layers))]
+    return tuple(DecoderStage(model, first, end) for first, end in zip([0, *ends], ends, strict=False))
+
+
+def layout_of(
+    model: Decoder, layers: Sequence[int], *, num_ranks: int, placement: Placement = "loop"
+) -> StageLayout:
+    """Describes the stages of a decoder for ``plan``.
+
+    Raises:
+        ConfigError: As ``cut``, or the stages cannot be placed so.
+
+    Example:
+        >>> from attention_residuals.models import presets
+        >>> layout_of(Decoder(presets.scaled(4, vocab_size=300)), (1, 3), num_ranks=2).sublayers
+        (2, 6)
+    """
+    if sum(layers) != model.config.num_layers or min(layers, default=0) < 1:
+        raise ConfigError(
+            got=f"stages of {tuple(layers)} layers for a model of {model.config.num_layers}",
+            expected="every layer in one stage, and at least one in each",
+            do="use even_layers(num_layers, num_stages)",
+        )
+    return StageLayout(
+        sublayers=tuple(2 * number for number in layers),
+        num_ranks=num_ranks,
+        placement=placement,
+        sublayers_per_block=_block_size(model.residual),
+    )
+
+
+def dtype_of_pieces(model: Decoder) -> torch.dtype:
+    """Returns the dtype that a model's rule keeps its state in."""
+    with torch.no_grad():
+        weight = model.embedding.weight
+        state = model.residual.open(weight.new_zeros(1, 1, model.config.width))
+    found: torch.dtype = state[0].dtype if isinstance(state[0], Tensor) else state[0][0].dtype
+    return found
+
+
+def _block_size(rule: ResidualRule[Any]) -> int | None:
+    """Returns how many sublayers a piece of the rule's state sums; None where the stream is all there is."""
+    if isinstance(rule, StandardRule):
+        return None
+    if (
+        isinstance(rule, SourceRule)
+        and type(rule).opened is SourceRule.opened
+        and type(rule).written is SourceRule.written
+    ):
+        return rule.config.sublayers_per_block
+    raise ConfigError(
+        got=f"a pipeline of a model with {type(rule).__name__}",
+        expected="the standard residual, or a rule that keeps sources as AttnRes does",
+        do="train it in one stage (sharding works with any rule)",
+    )
+
+
+def _rule_of_sites(rule: ResidualRule[Any], sites: Sequence[Site]) -> ResidualRule[Any]:
+    """Copies a rule with the readers of some sites only; the readers themselves are shared."""
+    own = copy.copy(rule)
+    own._modules = dict(rule._modules)
+    if isinstance(rule, SourceRule):
+        names = [reader_name(site, part) for site in sites for part in rule.parts(site)]
+        own.readers = nn.ModuleDict({name: rule.readers[name] for name in names})
+    return own
