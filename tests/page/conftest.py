@@ -94,7 +94,7 @@ def opened(browser, tmp_path):
         context = browser.new_context(
             offline=True, **{"viewport": {"width": 1200, "height": 900}, "accept_downloads": True, **options}
         )
-        context.set_default_timeout(15_000)
+        context.set_default_timeout(60_000)  # a busy machine is slow, not wrong
         shown = Opened(context.new_page(), path)
         made.append((context, shown))
         return shown.go(fragment)

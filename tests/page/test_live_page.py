@@ -13,7 +13,7 @@ from attention_residuals.page.session import Session
 
 playwright = pytest.importorskip("playwright.sync_api")
 expect = playwright.expect
-expect.set_options(timeout=20_000)  # as all else here: a busy machine is slow, not wrong
+expect.set_options(timeout=60_000)  # as all else here: a busy machine is slow, not wrong
 SECRET = "a-Secret_0"
 
 
@@ -57,7 +57,7 @@ def page(browser, served):
     """The page, which must say nothing in its console and reach nothing but its server."""
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     found = context.new_page()
-    found.set_default_timeout(20_000)
+    found.set_default_timeout(60_000)
     complaints, asked = [], []
     found.on("console", lambda message: complaints.append(message.text))
     found.on("pageerror", lambda error: complaints.append(str(error)))

@@ -93,7 +93,7 @@ def test_a_browser_that_cannot_unpack_says_so(browser, single, tmp_path):
     tab = context.new_page()
     tab.add_init_script("delete globalThis.DecompressionStream")
     tab.goto((tmp_path / "a.html").as_uri())
-    tab.wait_for_selector("#views [role='alert']", timeout=15_000)
+    tab.wait_for_selector("#views [role='alert']", timeout=60_000)
     assert "browser" in tab.inner_text("#views")
     context.close()
 
@@ -105,7 +105,7 @@ def test_a_page_whose_numbers_are_damaged_says_so(browser, single, tmp_path):
     context = browser.new_context(offline=True)
     tab = context.new_page()
     tab.goto((tmp_path / "a.html").as_uri())
-    tab.wait_for_selector("#views [role='alert']", timeout=15_000)
+    tab.wait_for_selector("#views [role='alert']", timeout=60_000)
     assert "cannot be shown" in tab.inner_text("#views")
     context.close()
 

@@ -11,6 +11,7 @@ from attention_residuals.cli import (
     generation,
     intervening,
     planning,
+    study,
     training,
     view,
     viewing,
@@ -23,7 +24,7 @@ __all__ = ["main"]
 
 ABOUT = "Train, evaluate and read transformers with attention residuals."
 
-COMMANDS = (training, generation, viewing, comparing, intervening, view, conversion, planning)
+COMMANDS = (training, generation, viewing, comparing, intervening, view, conversion, planning, study)
 """The modules whose commands have joined the command line; ``--help`` lists them in this order."""
 
 

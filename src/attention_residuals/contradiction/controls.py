@@ -1,0 +1,217 @@
+"""The twelve controls, each a function of what was measured, by name."""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from attention_residuals.contradiction.effects import Finding, finding, primary_effects, primary_per_text
+from attention_residuals.contradiction.measurement import Measured
+from attention_residuals.errors import ConfigError, NonFiniteError
+from attention_residuals.stats import Ancova, ancova, crossed_effects
+from attention_residuals.stats.paired import flipped_sums
+from attention_residuals.stats.units import Numbers
+
+__all__ = ["CONTROLS", "Control", "Evidence", "all_controls", "surprise_edits"]
+
+
+class Evidence(NamedTuple):
+    """What controls of one seed look at."""
+
+    sets: Mapping[str, Measured]
+    """The Block model on each set of items of ``ITEM_SETS``."""
+    models: Mapping[str, Measured]
+    """Main items on ``zero-query``, ``untrained``, ``static`` and ``standard``."""
+    num_draws: int
+
+    def effect(self, name: str) -> Finding:
+        """Tests the primary number on a set of items."""
+        return finding(primary_effects(self.sets[name]), self.sets[name].clusters, num_draws=self.num_draws)
+
+
+class Control(NamedTuple):
+    """What a control found. ``holds`` says whether it is as it must be; None where it is to be read, not judged."""
+
+    expected: str
+    found: str
+    holds: bool | None
+    numbers: dict[str, float]
+
+
+def all_controls(evidence: Evidence) -> dict[str, Control]:
+    """Runs every control."""
+    return {name: control(evidence) for name, control in CONTROLS.items()}
+
+
+def surprise_edits(measured: Measured) -> tuple[Numbers, Numbers, Numbers, list[str]]:
+    """Lists the edits of each item: two contradictions and two rare remarks.
+
+    Returns:
+        The change of the primary number, that of the edited token's surprisal in nats, whether the edit makes
+        a contradiction (1 or 0), and the item.
+    """
+    clr, cost = primary_per_text(measured), measured["surprisal"]
+    rare, rare_cost = primary_per_text(measured, name="remark clr"), measured["remark surprisal"]
+    changes = [clr[:, u, 1 - u] - clr[:, u, u] for u in range(2)]
+    costs = [cost[:, u, 1 - u] - cost[:, u, u] for u in range(2)]
+    changes += [rare[:, u, 1] - rare[:, u, 0] for u in range(2)]
+    costs += [rare_cost[:, u, 1] - rare_cost[:, u, 0] for u in range(2)]
+    kinds = np.repeat([1.0, 0.0], 2 * len(clr))
+    return np.concatenate(changes), np.concatenate(costs), kinds, [*measured.items] * 4
+
+
+def _benign(evidence: Evidence) -> Control:
+    main = evidence.sets["main"]
+    clr = primary_per_text(main)
+    found = finding(clr[:, 1, 1] - clr[:, 0, 0], main.clusters, num_draws=evidence.num_draws)
+    return _effect("no direction: both values change together", found, holds=None)
+
+
+def _surprise(evidence: Evidence) -> Control:
+    changes, costs, kinds, items = surprise_edits(evidence.sets["main"])
+    rare = kinds == 0
+    ranges = {
+        "mean_surprisal_of_contradictions": float(costs[~rare].mean()),
+        "mean_surprisal_of_remarks": float(costs[rare].mean()),
+        "mean_change_of_contradictions": float(changes[~rare].mean()),
+        "mean_change_of_remarks": float(changes[rare].mean()),
+    }
+    expected = "an effect of the contradiction at equal surprisal, of the same sign"
+    try:
+        found: Ancova = ancova(changes, costs, kinds, np.array(items))
+    except (ConfigError, NonFiniteError) as error:
+        return Control(expected, f"not computed: {error.got}", None, ranges)
+    told = (
+        f"{found.effect:+.4f} nats [{found.low:+.4f}, {found.high:+.4f}], p {found.p:.2g}; a nat of surprisal is "
+        f"worth {found.slope:+.4f}; contradictions cost {ranges['mean_surprisal_of_contradictions']:.2f} nats, "
+        f"rare remarks {ranges['mean_surprisal_of_remarks']:.2f}"
+    )
+    numbers = {
+        "effect": found.effect,
+        "low": found.low,
+        "high": found.high,
+        "p": found.p,
+        "slope": found.slope,
+    }
+    is_same_way = found.effect * primary_effects(evidence.sets["main"]).mean() > 0
+    return Control(expected, told, bool(found.p <= 0.05 and is_same_way), {**numbers, **ranges})
+
+
+def _before(evidence: Evidence) -> Control:
+    compared = [one.about for one in evidence.sets.values()]
+    tokens = sum(int(one["tokens_before_plant"]) for one in compared)
+    largest = max(float(one["largest_difference_before_plant"]) for one in compared)
+    told = f"{largest:g} at {tokens:,} tokens"
+    return Control("a difference of exactly 0", told, largest == 0 and tokens > 0, {"largest": largest})
+
+
+def _shuffled(evidence: Evidence) -> Control:
+    effects = primary_effects(evidence.sets["main"])
+    shuffled, _ = flipped_sums(effects[:, None], evidence.num_draws, 1)
+    reach = float(np.quantile(np.abs(shuffled), 0.95) / len(effects))
+    told = f"95 % of shuffles within {reach:.4f} nats of 0; measured {effects.mean():+.4f}"
+    numbers = {"reach": reach, "estimate": float(effects.mean())}
+    return Control(
+        "the effect outside of what shuffled labels give", told, abs(effects.mean()) > reach, numbers
+    )
+
+
+def _across(evidence: Evidence) -> Control:
+    main = evidence.sets["main"]
+    clr, clusters = primary_per_text(main), np.asarray(main.clusters)
+    other = np.arange(len(clusters))
+    for cluster in np.unique(clusters):
+        own = np.flatnonzero(clusters == cluster)
+        other[own] = np.roll(own, 1)
+    mismatch, match = (clr[:, 0, 1] + clr[:, 1, 0]) / 2, (clr[:, 0, 0] + clr[:, 1, 1]) / 2
+    found = finding(mismatch[other] - match, main.clusters, num_draws=evidence.num_draws)
+    return _effect("the same mean, known less well: other items differ in more", found, holds=None)
+
+
+def _uniform(evidence: Evidence) -> Control:
+    largest = max(
+        float(np.abs(crossed_effects(evidence.models[name]["cell clr"])).max())
+        for name in ("zero-query", "untrained")
+    )
+    told = f"largest contrast {largest:g} nats"
+    return Control("every contrast exactly 0", told, largest == 0, {"largest": largest})
+
+
+def _static(evidence: Evidence) -> Control:
+    static, main = evidence.models["static"], evidence.sets["main"]
+    largest = float(np.abs(crossed_effects(static["cell clr"])).max())
+    wants = np.array([[-1.0, 1.0], [1.0, -1.0]])
+    verdicts = [float((one["verdict"] * wants > 0).mean()) for one in (main, static)]
+    answers = [float(one["right"].mean()) for one in (main, static)]
+    told = (
+        f"largest contrast {largest:g} nats; right verdicts {verdicts[0]:.1%} become {verdicts[1]:.1%}, right "
+        f"answers {answers[0]:.1%} become {answers[1]:.1%}"
+    )
+    numbers = {"largest": largest, "verdicts": verdicts[1], "answers": answers[1]}
+    return Control(
+        "every contrast 0 to rounding; what is lost needs routing by input", told, largest < 1e-5, numbers
+    )
+
+
+def _standard(evidence: Evidence) -> Control:
+    numbers: dict[str, float] = {}
+    parts: list[str] = []
+    for name in ("projection share", "norm share"):
+        for model, one in (("Block", evidence.sets["main"]), ("standard", evidence.models["standard"])):
+            found = finding(primary_effects(one, name=name), one.clusters, num_draws=evidence.num_draws)
+            numbers[f"{model} {name}"] = found.estimate
+            parts.append(f"{model} {name} {found.estimate:+.5f} (p {found.p:.2g})")
+    return Control(
+        "no such effect with all weights 1, if it is one of routing", "; ".join(parts), None, numbers
+    )
+
+
+def _distance(evidence: Evidence) -> Control:
+    names = {
+        kind: (f"{kind}distance 1", kind.strip(", ") or "main", f"{kind}distance 3")
+        for kind in ("", "copied, ")
+    }
+    numbers: dict[str, float] = {}
+    parts: list[str] = []
+    for kind, sets in names.items():
+        found = [evidence.effect(name) for name in sets]
+        near, far = (evidence.sets[name] for name in (sets[0], sets[2]))
+        slope = finding(
+            primary_effects(far) - primary_effects(near), near.clusters, num_draws=evidence.num_draws
+        )
+        label = "copied" if kind else "derived"
+        numbers |= {f"{label} {step + 1}": one.estimate for step, one in enumerate(found)}
+        numbers[f"{label} 3 less 1"] = slope.estimate
+        told = ", ".join(f"{one.estimate:+.4f}" for one in found)
+        parts.append(f"{label}: {told} at 1, 2, 3 steps; 3 less 1 {slope.estimate:+.4f} (p {slope.p:.2g})")
+    return Control(
+        "an effect that grows or falls with distance, not up and down", "; ".join(parts), None, numbers
+    )
+
+
+def _set(name: str, expected: str) -> Callable[[Evidence], Control]:
+    return lambda evidence: _effect(expected, evidence.effect(name), holds=None)
+
+
+def _effect(expected: str, found: Finding, *, holds: bool | None) -> Control:
+    interval = f"[{found.low:+.4f}, {found.high:+.4f}]"
+    told = f"{found.estimate:+.4f} nats {interval}, p {found.p:.2g} (by items {found.item_p:.2g})"
+    numbers = {"estimate": found.estimate, "low": found.low, "high": found.high, "p": found.p}
+    return Control(expected, told, holds, numbers)
+
+
+CONTROLS: dict[str, Callable[[Evidence], Control]] = {
+    "benign change": _benign,
+    "surprise-matched": _surprise,
+    "before the plant": _before,
+    "labels shuffled": _shuffled,
+    "matches of other items": _across,
+    "untrained and zero-query": _uniform,
+    "static weights": _static,
+    "standard twin": _standard,
+    "kind and distance": _distance,
+    "reversed direction": _set("corrected", "the claim that mends against the one that repeats an error"),
+    "other wording": _set("held out", "the same sign in templates that nobody trained on"),
+    "irrelevant contradiction": _set("irrelevant", "less, if the effect serves the answer"),
+}
+"""By name, in the order of the design."""

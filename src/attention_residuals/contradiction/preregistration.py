@@ -1,0 +1,175 @@
+"""The preregistration: what was decided before the confirming run, and that it was committed before."""
+
+import hashlib
+import json
+import math
+import re
+import subprocess
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from attention_residuals.configs import encode
+from attention_residuals.contradiction.study import Study, digest
+from attention_residuals.errors import ConfigError
+from attention_residuals.stats import needed_items
+
+__all__ = [
+    "ALPHA",
+    "LARGEST_DZ",
+    "SMALLEST_DZ",
+    "Preregistration",
+    "filled_in",
+    "planned_items",
+    "preregistered",
+]
+
+ALPHA = 0.001
+"""Of the primary test: a headline wants a small p."""
+
+SMALLEST_DZ, LARGEST_DZ = 0.2, 0.3
+"""Between these the effect is planned for, whatever the pilot saw: a small pilot guesses too much."""
+
+
+class Preregistration(NamedTuple):
+    """What the confirming run takes from the document."""
+
+    sha256: str
+    commit: str
+    """The last one that changed the document."""
+    num_items: int
+    routes: dict[str, tuple[str, ...]]
+    """By seed, the routes that the pilot chose."""
+
+
+def planned_items(study: Study, dz: float, design_effect: float) -> tuple[float, int]:
+    """Says which effect is planned for and how many items find it with 80 % power.
+
+    Args:
+        study: Has a least number of its own.
+        dz: Of the pilot.
+        design_effect: Of the pilot; see ``effects.design_effect``.
+
+    Example:
+        >>> planned_items(Study(), dz=0.5, design_effect=1.0), planned_items(Study(), dz=0.1, design_effect=2.0)
+        ((0.3, 400), (0.2, 866))
+    """
+    planned = min(max(abs(dz), SMALLEST_DZ), LARGEST_DZ)
+    needed = math.ceil(needed_items(planned, alpha=ALPHA) * design_effect)
+    return planned, max(needed, study.confirm_items)
+
+
+def filled_in(
+    study: Study, *, pilot: str, dz: float, design_effect: float, routes: dict[str, list[str]]
+) -> dict[str, Any]:
+    """Makes the part of the document that the pilot fills in.
+
+    Args:
+        study: What the pilot was run with.
+        pilot: The digest of its results.
+        dz: Of the primary number in the pilot, median over seeds.
+        design_effect: The same.
+        routes: By seed.
+    """
+    planned, number = planned_items(study, dz, design_effect)
+    return {
+        "study": digest(encode(study)),
+        "pilot": pilot,
+        "pilot_dz": round(dz, 4),
+        "planned_dz": planned,
+        "design_effect": round(design_effect, 3),
+        "num_items": number,
+        "routes": routes,
+    }
+
+
+def preregistered(path: Path, study: Study) -> Preregistration:
+    """Reads the document, and refuses one that was not committed as it is, or does not fit the study.
+
+    Args:
+        path: Of the document, in a git repository.
+        study: What will be run.
+
+    Raises:
+        ConfigError: It is missing, not filled in, not committed, changed since, for another study, or plans
+            too few items.
+    """
+    if not path.is_file():
+        raise ConfigError(got=f"no {path}", expected="the preregistration", do="write it before the run")
+    commit = _committed(path)
+    content = path.read_bytes()
+    found = _facts(path, content.decode("utf-8"))
+    empty = [name for name, value in found.items() if value is None]
+    if empty or not found:
+        raise ConfigError(
+            got=f"{path} without {', '.join(empty) or 'its JSON block'}",
+            expected="what the pilot fills in",
+            do="attnres study contradiction --stage pilot prints it; put it in, and commit",
+        )
+    if found["study"] != digest(encode(study)):
+        raise ConfigError(
+            got=f"{path} for the study {found['study'][:12]}, and this one is {digest(encode(study))[:12]}",
+            expected="the study that the pilot was run with",
+            do="run it with the same config, or run the pilot again and write another preregistration",
+        )
+    needed = math.ceil(needed_items(found["planned_dz"], alpha=ALPHA) * found["design_effect"])
+    if found["num_items"] < needed:
+        raise ConfigError(
+            got=f"{found['num_items']} items for an effect of dz {found['planned_dz']:g}",
+            expected=f"{needed} items or more: 80 % power at alpha {ALPHA:g}, with a design effect of "
+            f"{found['design_effect']:g}",
+            do=f"plan {needed - found['num_items']} more items, or plan for a larger effect and say so",
+        )
+    routes = {seed: tuple(one) for seed, one in found["routes"].items()}
+    return Preregistration(hashlib.sha256(content).hexdigest(), commit, found["num_items"], routes)
+
+
+def _facts(path: Path, text: str) -> dict[str, Any]:
+    blocks = re.findall(r"^```json\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    if len(blocks) != 1:
+        raise ConfigError(
+            got=f"{path} with {len(blocks)} JSON blocks", expected="one", do="put the pilot's block in"
+        )
+    try:
+        facts = json.loads(blocks[0])
+    except json.JSONDecodeError as error:
+        raise ConfigError(
+            got=f"{path}: {error}", expected="JSON", do="copy the pilot's block again"
+        ) from error
+    return dict(facts)
+
+
+def _committed(path: Path) -> str:
+    """Returns the commit that holds the document as it is."""
+    if not _git(path, "ls-files", "--error-unmatch", "--", path.name):
+        raise ConfigError(
+            got=f"{path}, which is not committed",
+            expected="a document that git knows, so that its time is known, too",
+            do="git add it, commit, and start again",
+        )
+    if _git(path, "status", "--porcelain", "--", path.name) != "":
+        raise ConfigError(
+            got=f"{path}, which differs from what was committed",
+            expected="the committed document",
+            do="commit the change with its reason, or undo it",
+        )
+    commit = _git(path, "log", "-1", "--format=%H", "--", path.name)
+    if not commit:
+        raise ConfigError(
+            got=f"{path}, which is staged and not committed", expected="a commit", do="commit it"
+        )
+    return commit
+
+
+def _git(path: Path, *arguments: str) -> str | None:
+    try:
+        ran = subprocess.run(
+            ["git", *arguments],
+            cwd=path.resolve().parent,
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return ran.stdout.strip()

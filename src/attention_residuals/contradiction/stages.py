@@ -1,0 +1,258 @@
+"""The study in four stages, each of which goes on where it stopped: train, pilot, confirm, report."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from attention_residuals.configs import encode
+from attention_residuals.contradiction.controls import Evidence
+from attention_residuals.contradiction.effects import (
+    Finding,
+    design_effect,
+    finding,
+    over_seeds,
+    primary_effects,
+)
+from attention_residuals.contradiction.findings import (
+    behaviour_of,
+    causes_of,
+    chosen_routes,
+    plain,
+    routing_of,
+)
+from attention_residuals.contradiction.measurement import Measured, code_digest, equal_shaped, measured_once
+from attention_residuals.contradiction.models import MADE, model_of, train_models
+from attention_residuals.contradiction.preregistration import Preregistration, filled_in, preregistered
+from attention_residuals.contradiction.report import write_report
+from attention_residuals.contradiction.study import ITEM_SETS, Study, digest, least_items
+from attention_residuals.data.synthetic import Item
+from attention_residuals.data.synthetic.problems import Split
+from attention_residuals.durable import write_bytes, write_new
+from attention_residuals.errors import ConfigError
+from attention_residuals.models.weights import read_json
+from attention_residuals.trace import dataset_mean
+from attention_residuals.train.config import first_difference
+
+__all__ = ["STAGES", "Stage", "claim_folder", "confirm", "pilot", "run_study"]
+
+Stage = Literal["train", "pilot", "confirm", "report"]
+STAGES: tuple[Stage, ...] = ("train", "pilot", "confirm", "report")
+
+
+def run_study(
+    study: Study,
+    folder: Path,
+    preregistration: Path,
+    *,
+    stage: Stage | None = None,
+    progress: bool = True,
+    device: str = "cpu",
+) -> bool:
+    """Runs one stage, or all from where an earlier call stopped.
+
+    Args:
+        study: What to run; a folder is for one study only.
+        folder: Receives study.json, corpus/, models/, measured/, pilot.json, confirm.json, claims.yaml and
+            report.html.
+        preregistration: The document that must be committed before the confirming run.
+        stage: One of ``STAGES``; None runs them in order.
+        progress: Say on stderr what is done.
+        device: Where models run.
+
+    Returns:
+        Whether it is finished; False where a signal stopped the training, and the same call goes on.
+
+    Raises:
+        ConfigError: The folder is another study's, or the preregistration does not hold.
+        CheckpointError: A model is not trained yet.
+    """
+    claim_folder(study, folder)
+    note: Callable[[str], None] = (
+        (lambda text: print(text, file=sys.stderr)) if progress else (lambda _: None)
+    )
+    for one in STAGES if stage is None else (stage,):
+        if one == "train":
+            if not train_models(study, folder, progress=progress, device=device):
+                return False
+        elif one == "pilot":
+            found = pilot(study, folder, note=note, device=device)
+            note("for the preregistration:\n```json\n" + json.dumps(found["filled_in"], indent=1) + "\n```")
+        elif one == "confirm":
+            agreed = preregistered(preregistration, study)
+            note(f"preregistration {agreed.sha256}, committed in {agreed.commit[:12]}")
+            confirm(study, folder, agreed, note=note, device=device)
+        else:
+            write_report(study, folder, device=device)
+            note(f"report in {folder / 'report.html'}, claims in {folder / 'claims.yaml'}")
+    return True
+
+
+def claim_folder(study: Study, folder: Path) -> None:
+    """Makes a folder this study's, or checks that it is.
+
+    Raises:
+        ConfigError: It is another study's.
+    """
+    path = folder / "study.json"
+    ours = {"format": 1, "study": encode(study)}
+    if not path.exists():
+        write_new(path, (json.dumps(ours, indent=1) + "\n").encode())
+    difference = first_difference(read_json(path, newest=1), json.loads(json.dumps(ours)))
+    if difference is not None:
+        raise ConfigError(
+            got=f"{folder}, where {difference}",
+            expected="a folder of this very study",
+            do="name another folder",
+        )
+
+
+def pilot(
+    study: Study, folder: Path, *, note: Callable[[str], None] = lambda _: None, device: str = "cpu"
+) -> dict[str, Any]:
+    """Measures pilot items, chooses routes, and says how many items a confirming run needs.
+
+    Args:
+        study: What was trained.
+        folder: Receives pilot.json.
+        note: Is told what is done.
+        device: Where models run.
+
+    Returns:
+        What pilot.json holds; ``filled_in`` is for the preregistration.
+    """
+    seeds: dict[str, Any] = {}
+    sizes, wide, routes = [], [], {}
+    names = ("main", "distance 1", "distance 3")
+    for seed in study.seeds:
+        note(f"pilot: seed {seed}")
+        numbers = dict.fromkeys(names, study.pilot_items)
+        key = [encode(study), seed, code_digest()]
+        found = _once(folder / "pilot", key, partial(_piloted, study, folder, seed, numbers, device))
+        seeds[str(seed)] = found
+        sizes.append(found["primary"]["dz"])
+        wide.append(found["design_effect"])
+        routes[str(seed)] = found["routes"]
+    block = filled_in(
+        study,
+        pilot=digest(seeds),
+        dz=float(np.median(sizes)),
+        design_effect=float(np.median(wide)),
+        routes=routes,
+    )
+    result = {"format": 1, "seeds": seeds, "filled_in": block}
+    write_bytes(folder / "pilot.json", (json.dumps(result, indent=1) + "\n").encode())
+    return result
+
+
+def confirm(
+    study: Study,
+    folder: Path,
+    agreed: Preregistration,
+    *,
+    note: Callable[[str], None] = lambda _: None,
+    device: str = "cpu",
+) -> dict[str, Any]:
+    """Measures the confirming items and tests what was preregistered.
+
+    Args:
+        study: What was trained.
+        folder: Receives confirm.json.
+        agreed: The preregistration.
+        note: Is told what is done.
+        device: Where models run.
+
+    Returns:
+        What confirm.json holds.
+    """
+    numbers = {**least_items(study), "main": agreed.num_items}
+    seeds: dict[str, Any] = {}
+    for seed in study.seeds:
+        note(f"confirm: seed {seed}")
+        key = [encode(study), agreed.sha256, seed, code_digest()]
+        seeds[str(seed)] = _once(
+            folder / "confirm",
+            key,
+            partial(_confirmed, study, folder, agreed, seed, numbers, device),
+        )
+    passing = [one for one in seeds.values() if one["routing"] is not None]
+    together = {
+        name: plain(over_seeds([Finding(**one["routing"][name]) for one in passing])) if passing else None
+        for name in ("primary", "full")
+    }
+    result = {
+        "format": 1,
+        "preregistration": agreed._asdict(),
+        "study": digest(encode(study)),
+        "seeds": seeds,
+        "over_seeds": together,
+    }
+    write_bytes(folder / "confirm.json", (json.dumps(plain(result), indent=1) + "\n").encode())
+    return dict(plain(result))
+
+
+def _piloted(
+    study: Study, folder: Path, seed: int, numbers: Mapping[str, int], device: str
+) -> dict[str, Any]:
+    """Measures pilot items on one seed, and chooses its routes."""
+    sets, model, items = _block_sets(study, folder, "pilot", seed, numbers, device)
+    _, told = behaviour_of(sets, num_draws=study.num_draws)
+    main, tried = sets["main"], items["main"][: study.causal_items]
+    effects = primary_effects(main)
+    return {
+        "behaviour": told,
+        "primary": finding(effects, main.clusters, num_draws=study.num_draws),
+        "design_effect": design_effect(effects, main.clusters),
+        "routes": chosen_routes(model, tried, main, study.num_routes),
+    }
+
+
+def _confirmed(
+    study: Study, folder: Path, agreed: Preregistration, seed: int, numbers: Mapping[str, int], device: str
+) -> dict[str, Any]:
+    """Measures and tests one seed; a model that fails the gate is left alone after that."""
+    sets, model, items = _block_sets(study, folder, "confirm", seed, numbers, device)
+    passed, told = behaviour_of(sets, num_draws=study.num_draws)
+    found: dict[str, Any] = {"behaviour": told, "routing": None, "causes": None}
+    if not passed.is_passed:
+        return found
+    place = folder / "measured"
+    models = {
+        arm: measured_once(place, model_of(study, folder, arm, seed).to(device), items["main"])
+        for arm in (*MADE, "standard", "full")
+    }
+    means = dataset_mean(model, _texts(items["main"], device))
+    models["static"] = measured_once(place, model, items["main"], static=means)
+    evidence = Evidence(sets, models, study.num_draws)
+    found["routing"] = routing_of(evidence, models["full"])
+    found["causes"] = causes_of(study, model, items["main"], sets["main"], agreed.routes[str(seed)])
+    return found
+
+
+def _block_sets(
+    study: Study, folder: Path, split: Split, seed: int, numbers: Mapping[str, int], device: str
+) -> tuple[dict[str, Measured], Any, dict[str, tuple[Item, ...]]]:
+    """Measures sets of items on the Block model of a seed."""
+    model = model_of(study, folder, "block", seed).to(device)
+    items = {name: study.items(split, name, numbers[name]) for name in ITEM_SETS if name in numbers}
+    sets = {name: measured_once(folder / "measured", model, own) for name, own in items.items()}
+    return sets, model, items
+
+
+def _texts(items: Sequence[Item], device: str) -> Iterator[torch.Tensor]:
+    for _, group in equal_shaped(items):
+        ids = torch.from_numpy(np.stack([item.ids for item in group]))
+        yield ids.flatten(0, 2).to(device)
+
+
+def _once(folder: Path, key: list[Any], compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Computes a result, or reads what an earlier call computed from the same."""
+    path = folder / f"{digest(key)[:16]}.json"
+    if not path.exists():
+        write_new(path, (json.dumps({"format": 1, **plain(compute())}, indent=1) + "\n").encode())
+    return {name: value for name, value in read_json(path, newest=1).items() if name != "format"}

@@ -1,0 +1,292 @@
+"""The whole study, made tiny: everything but the numbers is what ``attnres study contradiction`` gives."""
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+from contradiction_fixtures import SMALL, STUDY, evidence, made_up
+from test_preregistration import git, write
+
+from attention_residuals.configs import encode
+from attention_residuals.contradiction import (
+    behaviour,
+    conclusions,
+    measurement,
+    models,
+    run_study,
+    stages,
+    study_of,
+)
+from attention_residuals.contradiction.effects import Finding, over_seeds
+from attention_residuals.contradiction.findings import plain, routing_of
+from attention_residuals.contradiction.models import model_of, run_folder
+from attention_residuals.contradiction.preregistration import Preregistration
+from attention_residuals.errors import CheckpointError, ConfigError
+from attention_residuals.layers.residual import AttnRes, StandardResidual
+from attention_residuals.train import Saving, load_run
+from attention_residuals.train import trainer as trainer_module
+
+AGREED = Preregistration("0" * 64, "1" * 40, 16, {"0": ("L1.attention < embedding", "output < B1")})
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("study") / "run"
+    assert run_study(SMALL, folder, folder / "none.md", stage="train", progress=False)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def piloted(trained):
+    run_study(SMALL, trained, trained / "none.md", stage="pilot", progress=False)
+    return json.loads((trained / "pilot.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def failing(trained):
+    """The results of a model that learned nothing."""
+    return stages.confirm(SMALL, trained, AGREED)
+
+
+@pytest.fixture(scope="module")
+def passing(trained):
+    """The same with a gate that stands open, to see what comes behind it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(behaviour, "LEAST_SHARE", -1.0)
+        patch.setattr(behaviour, "LEAST_SURPRISE_P", 2.0)
+        patch.setattr(behaviour, "_is_surprised", lambda found: True)
+        agreed = AGREED._replace(sha256="2" * 64)
+        return stages.confirm(SMALL, trained, agreed)
+
+
+def test_arms_differ_in_their_rule_only(trained):
+    rules = {}
+    for arm in ("block", "full", "standard"):
+        config = load_run(run_folder(trained, arm, 0)).config
+        rules[arm] = config.model.residual
+        assert config == SMALL.train_config(arm, 0)
+    assert rules["block"] == AttnRes(sublayers_per_block=2)
+    assert rules["full"] == AttnRes(sublayers_per_block=1)
+    assert rules["standard"] == StandardResidual()
+
+
+def test_made_models_share_the_block_models_weights_or_its_start(trained):
+    block, zero, fresh = (dict(model_of(SMALL, trained, arm, 0).named_parameters()) for arm in
+                          ("block", "zero-query", "untrained"))  # fmt: skip
+    queries = [name for name in block if name.endswith("pseudo_query")]
+    assert any(block[name].abs().sum() > 0 for name in queries)
+    assert all(zero[name].abs().sum() == 0 for name in queries)
+    assert all(torch.equal(zero[name], block[name]) for name in block if name not in queries)
+    assert not torch.equal(fresh["embedding.weight"], block["embedding.weight"])
+
+
+def test_training_that_was_killed_goes_on(tmp_path, monkeypatch):
+    calls = []
+    step = trainer_module.Trainer.step
+
+    def killed(self, number):
+        calls.append(number)
+        if len(calls) == 5:  # in the second model
+            raise KeyboardInterrupt
+        return step(self, number)
+
+    monkeypatch.setattr(trainer_module.Trainer, "step", killed)
+    often = Saving(every=1, evaluate_every=3, evaluate_batches=1, log_every=1)
+    with pytest.raises(KeyboardInterrupt):
+        models.train_models(SMALL, tmp_path, progress=False, saving=often)
+    with pytest.raises(CheckpointError, match="goes on where it stopped"):
+        model_of(SMALL, tmp_path, "full", 0)
+    assert models.train_models(SMALL, tmp_path, progress=False, saving=often)
+    assert calls[5] == 2  # the step that was lost, and none that was saved
+    assert len(calls) == 5 + 2 + 3
+    assert model_of(SMALL, tmp_path, "standard", 0) is not None
+
+
+def test_a_signal_ends_the_command_and_nothing_else(tmp_path, monkeypatch):
+    stopped = type("Stopped", (), {"interrupted": True})
+    monkeypatch.setattr(models, "train", lambda *_, **__: stopped)
+    assert not run_study(SMALL, tmp_path, tmp_path / "none.md", progress=False)
+
+
+def test_progress_says_which_model_and_how_long(trained, capfd):
+    run_study(SMALL, trained, trained / "none.md", stage="train")
+    assert "model 3 of 3: standard, seed 0" in capfd.readouterr().err
+
+
+def test_the_pilot_says_what_the_preregistration_needs(piloted):
+    block = piloted["filled_in"]
+    assert len(block["routes"]["0"]) == SMALL.num_routes
+    assert all(" < " in route for route in block["routes"]["0"])
+    assert 0.2 <= block["planned_dz"] <= 0.3
+    assert block["num_items"] >= 196
+    assert set(piloted["seeds"]["0"]["behaviour"]["accuracy"]) == {"main", "distance 1", "distance 3"}
+
+
+def test_a_pilot_that_was_killed_measures_only_the_rest(trained, piloted, monkeypatch):
+    monkeypatch.setattr(measurement, "measure", None)  # a second measurement would fail
+    assert stages.pilot(SMALL, trained) == piloted
+
+
+def test_a_failing_gate_gives_a_report_without_claims_about_routing(trained, failing):
+    found = conclusions(failing)
+    assert {claim.about for claim in found} == {"behaviour"}
+    assert "No model passes the gate" in found[-1].sentence
+    assert failing["over_seeds"]["primary"] is None
+    run_study(SMALL, trained, trained / "none.md", stage="report", progress=False)
+    page = (trained / "report.html").read_text()
+    assert "No model passes the gate" in page
+    assert "Crossed effects" not in page
+    assert "http:" not in page
+    assert "https:" not in page
+    assert AGREED.sha256 in page
+    told = (trained / "claims.yaml").read_text()
+    assert told.count("- sentence:") == len(found)
+    with pytest.raises(ConfigError, match="finished"):
+        run_study(SMALL, trained, trained / "none.md", stage="report", progress=False)
+
+
+def test_what_stands_behind_the_gate_is_complete(passing, trained, monkeypatch):
+    (one,) = passing["seeds"].values()
+    assert len(one["routing"]["controls"]) == 12
+    for name in ("before the plant", "untrained and zero-query", "static weights"):
+        assert one["routing"]["controls"][name]["holds"] is True, name
+    assert one["causes"]["routes"] == list(AGREED.routes["0"])
+    assert one["causes"]["repair"]["random"]["mass"] == pytest.approx(
+        one["causes"]["repair"]["weights"]["mass"], rel=0.05
+    )
+    assert {"weight", "norm share", "projection share"} <= set(one["causes"]["agreement"]["correlations"])
+    json.dumps(passing, allow_nan=False)
+
+
+def test_every_sentence_has_a_test_and_numbers_that_are_there(passing):
+    found = conclusions(passing)
+    assert {claim.about for claim in found} == {"behaviour", "routing", "causes"}
+    assert any(claim.sentence.startswith("Not found") for claim in found)
+    for claim in found:
+        assert claim.test
+        path = claim.artefact.removeprefix("confirm.json: ").replace("*", "0")
+        where = passing
+        for key in path.split("."):
+            where = where[key]
+        assert where
+
+
+def results(passing, mains):
+    """The results of several seeds whose routing is made up, with causes of a real run."""
+    (one,) = passing["seeds"].values()
+    seeds = {
+        str(seed): {**one, "routing": plain(routing_of(evidence(main), main))}
+        for seed, main in enumerate(mains)
+    }
+    together = {
+        arm: plain(over_seeds([Finding(**seed["routing"][arm]) for seed in seeds.values()]))
+        for arm in ("primary", "full")
+    }
+    return {**passing, "seeds": seeds, "over_seeds": together}
+
+
+def told(result, about, start):
+    return next(
+        one.sentence for one in conclusions(result) if one.about == about and one.sentence.startswith(start)
+    )
+
+
+def test_a_planted_effect_is_called_found_and_more_than_surprise(passing):
+    result = results(passing, [made_up(effect=0.4, seed=seed) for seed in range(3)])
+    assert "towards the embedding" in told(result, "routing", "Found: ")
+    assert "Mean over 3 models" in told(result, "routing", "Found: ")
+    assert told(result, "routing", "The shift is more than")
+    assert "L2.attention < embedding" in told(result, "routing", "Cells that may be named with every seed")
+
+
+def test_an_effect_of_surprise_alone_is_called_that(passing):
+    result = results(passing, [made_up(per_nat=0.1, seed=seed) for seed in range(2)])
+    assert told(result, "routing", "Found: ")
+    assert told(result, "routing", "The shift cannot be told from that of an equally surprising word")
+
+
+def test_models_that_disagree_are_said_to(passing):
+    effects = (0.4, -0.4)
+    result = results(passing, [made_up(effect=effect, seed=seed) for seed, effect in enumerate(effects)])
+    assert told(result, "routing", "Models contradict each other")
+    some = results(passing, [made_up(effect=0.4), made_up(seed=1)])
+    assert told(some, "routing", "Found in some models only")
+
+
+def test_nothing_is_called_not_found(passing):
+    result = results(passing, [made_up(seed=seed) for seed in range(3)])
+    assert told(result, "routing", "Not found")
+    assert told(result, "routing", "No cell may be named")
+
+
+def test_a_control_that_must_be_zero_ends_all_claims(passing):
+    broken = json.loads(json.dumps(passing))
+    broken["seeds"]["0"]["routing"]["controls"]["static weights"]["holds"] = False
+    found = conclusions(broken)
+    assert {claim.about for claim in found} == {"behaviour", "pipeline"}
+    assert "not to be trusted" in found[-1].sentence
+
+
+def test_the_report_shows_all_parts_and_a_pair(passing, trained, tmp_path):
+    for name in ("models", "corpus"):
+        (tmp_path / name).symlink_to(trained / name)
+    (tmp_path / "confirm.json").write_text(json.dumps(passing))
+    run_study(SMALL, tmp_path, tmp_path / "none.md", stage="report", progress=False)
+    page = (tmp_path / "report.html").read_text()
+    headings = re.findall(r"<h2>(.*?)</h2>", page)
+    assert headings[0] == "What was found, and what was not"
+    assert {"Crossed effects", "The twelve controls", "What the routes do", "Layer by layer"} <= set(headings)
+    assert page.count("data:image/png;base64,") == 2
+    assert '"name":"contradictory"' in page
+
+
+def test_confirming_is_refused_without_a_committed_preregistration(trained, piloted, tmp_path):
+    path = tmp_path / "preregistration.md"
+    write(path, piloted["filled_in"])
+    with pytest.raises(ConfigError, match="not committed"):
+        run_study(SMALL, trained, path, stage="confirm", progress=False)
+
+
+def test_the_hash_of_the_preregistration_is_printed(trained, tmp_path, monkeypatch, capfd, piloted):
+    path = tmp_path / "preregistration.md"
+    git(tmp_path, "init", "-q")
+    write(path, piloted["filled_in"])
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-qm", "preregistered")
+    monkeypatch.setattr(stages, "confirm", lambda *_, **__: {})
+    run_study(SMALL, trained, path, stage="confirm")
+    assert re.search(r"preregistration [0-9a-f]{64}, committed in [0-9a-f]{12}", capfd.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seeds": ()},
+        {"seeds": (1, 1)},
+        {"num_steps": 2},
+        {"causal_items": 3},
+        {"num_draws": 0},
+        {"train": SMALL.train_config("full", 0)},
+        {"train": SMALL.train_config("standard", 0)},
+    ],
+)
+def test_a_study_that_cannot_be_run_is_refused(change):
+    with pytest.raises(ConfigError):
+        replace(SMALL, **change)
+
+
+def test_what_is_no_study_is_refused():
+    with pytest.raises(ConfigError, match="a Study"):
+        study_of(encode(SMALL.documents))
+
+
+def test_a_folder_is_for_one_study(trained):
+    with pytest.raises(ConfigError, match=r"study\.seeds is"):
+        run_study(STUDY, trained, trained / "none.md", stage="train", progress=False)
+
+
+def test_a_report_needs_results(tmp_path):
+    with pytest.raises(ConfigError, match=r"without confirm\.json"):
+        run_study(SMALL, tmp_path, tmp_path / "none.md", stage="report", progress=False)

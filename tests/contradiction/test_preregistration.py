@@ -1,0 +1,113 @@
+"""The confirming run begins only with a document that was committed as it is."""
+
+import json
+import subprocess
+from dataclasses import replace
+
+import pytest
+from contradiction_fixtures import STUDY
+
+from attention_residuals.contradiction import Study, preregistered
+from attention_residuals.contradiction.preregistration import filled_in, planned_items
+from attention_residuals.errors import ConfigError
+
+
+def git(folder, *arguments):
+    name = ("-c", "user.name=test", "-c", "user.email=test@example.org", "-c", "commit.gpgsign=false")
+    subprocess.run(["git", *name, *arguments], cwd=folder, check=True, capture_output=True)
+
+
+def write(path, block):
+    path.write_text(f"# Preregistration\n\nWords.\n\n```json\n{json.dumps(block)}\n```\n")
+
+
+@pytest.fixture
+def document(tmp_path):
+    """A committed document for the tiny study, and what it says."""
+    git(tmp_path, "init", "-q")
+    block = filled_in(STUDY, pilot="p", dz=1.4, design_effect=1.0, routes={"0": ["output < B1"]})
+    write(tmp_path / "preregistration.md", block)
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-q", "-m", "preregistered")
+    return tmp_path / "preregistration.md", block
+
+
+def test_a_committed_document_is_taken(document):
+    path, block = document
+    found = preregistered(path, STUDY)
+    assert found.num_items == block["num_items"]
+    assert found.routes == {"0": ("output < B1",)}
+    assert len(found.sha256) == 64
+    assert len(found.commit) == 40
+
+
+def test_a_missing_document_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="the preregistration"):
+        preregistered(tmp_path / "none.md", STUDY)
+
+
+def test_a_document_that_was_never_committed_is_refused(document):
+    path, block = document
+    other = path.with_name("other.md")
+    write(other, block)
+    with pytest.raises(ConfigError, match="not committed"):
+        preregistered(other, STUDY)
+    git(path.parent, "add", "other.md")
+    with pytest.raises(ConfigError, match=r"differs from what was committed|staged"):
+        preregistered(other, STUDY)
+
+
+def test_a_document_outside_of_any_repository_is_refused(document, tmp_path_factory):
+    path = tmp_path_factory.mktemp("elsewhere") / "preregistration.md"
+    write(path, document[1])
+    with pytest.raises(ConfigError, match="not committed"):
+        preregistered(path, STUDY)
+
+
+def test_a_document_that_was_changed_is_refused(document):
+    path, _ = document
+    path.write_text(path.read_text().replace("Words.", "Other words."))
+    with pytest.raises(ConfigError, match="differs from what was committed"):
+        preregistered(path, STUDY)
+
+
+def recommit(path, block):
+    write(path, block)
+    git(path.parent, "commit", "-aqm", "changed")
+
+
+def test_a_document_that_the_pilot_has_not_filled_in_is_refused(document):
+    path, block = document
+    recommit(path, {**block, "num_items": None})
+    with pytest.raises(ConfigError, match="without num_items"):
+        preregistered(path, STUDY)
+
+
+def test_too_few_items_are_refused_with_the_number_needed(document):
+    path, block = document
+    recommit(path, {**block, "num_items": 100, "planned_dz": 0.3, "design_effect": 2.0})
+    with pytest.raises(ConfigError, match=r"392 items or more(.|\n)*plan 292 more items"):
+        preregistered(path, STUDY)
+
+
+def test_a_document_for_another_study_is_refused(document):
+    path, _ = document
+    with pytest.raises(ConfigError, match="for the study"):
+        preregistered(path, replace(STUDY, num_random=9))
+
+
+@pytest.mark.parametrize(
+    ("text", "why"), [("no block", "0 JSON blocks"), ("```json\n{\n```\n", "Expecting property name")]
+)
+def test_a_garbled_document_is_refused(document, text, why):
+    path, _ = document
+    path.write_text(text)
+    git(path.parent, "commit", "-aqm", "garbled")
+    with pytest.raises(ConfigError, match=why):
+        preregistered(path, STUDY)
+
+
+def test_the_effect_that_is_planned_for_stays_in_its_bounds():
+    assert planned_items(Study(), 0.01, 1.0)[0] == 0.2
+    assert planned_items(Study(), -2.0, 1.0) == (0.3, 400)
+    assert planned_items(Study(), 0.2, 3.0)[1] > 1000
