@@ -70,6 +70,7 @@ class Opened:
     def saved(self, view, kind):
         with self.tab.expect_download() as download:
             self.tab.click(f"#{view} .file:text-is('{kind}')")
+        self.tab.wait_for_timeout(150)  # Chromium drops what is more than ten files a second
         return Path(download.value.path()).read_bytes()
 
     def cell(self, site, source):
