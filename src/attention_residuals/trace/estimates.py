@@ -1,6 +1,6 @@
 """What dropping each edge would do to the loss, all edges at once, from one backward pass."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -8,8 +8,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from attention_residuals.errors import EditError
+from attention_residuals.layers.residual import ResidualRule
 from attention_residuals.layers.tap import Onlooker, Read
 from attention_residuals.models import LanguageModel
+from attention_residuals.trace.edits import COMPETING, weights_of
 
 __all__ = ["EdgeEstimate", "edge_estimates"]
 
@@ -28,8 +30,9 @@ class EdgeEstimate(NamedTuple):
 def edge_estimates(model: LanguageModel, tokens: Int[Tensor, "B T"]) -> list[EdgeEstimate]:
     """Estimates, to first order, what dropping each source at each read does to the loss.
 
-    Dropping a source of weight a changes the weights to a' = a_s / (1 - a) for the others and 0 for itself.
-    The estimate is the derivative of the summed next-token cross-entropy by the weights, times that change.
+    The weights without a source are those that ``Drop`` leaves: 0 for itself and a_s / (1 - a) for the others,
+    made of their scores where there are any, since 1 - a may round to 0. The estimate is the derivative of the
+    summed next-token cross-entropy by the weights, times that change.
     It is good where an edge matters little, and says nothing of what happens far away: compare a few with
     ``sweep`` before trusting the rest.
 
@@ -59,16 +62,24 @@ def edge_estimates(model: LanguageModel, tokens: Int[Tensor, "B T"]) -> list[Edg
     for (read, _), gradient in zip(tap.reads, gradients, strict=True):
         weights = read.weights.detach()
         for number, source in enumerate(read.source_names):
-            left = 1 - weights[number]
-            change = weights * (weights[number] / left)
-            change[number] = -weights[number]
-            product = (gradient * change).sum(0)
+            product = (gradient * (_without(model.residual, read, number) - weights)).sum(0)
             found.append(
                 EdgeEstimate(
                     str(read.site), read.part, source, product if product.ndim == 2 else product.sum(-1)
                 )
             )
     return found
+
+
+def _without(rule: ResidualRule[Any], read: Read, number: int) -> Tensor:
+    """Returns the weights that are left when one source is dropped."""
+    weights = read.weights.detach().clone()
+    if read.logits is not None and rule.semantics.weights in COMPETING:
+        logits = read.logits.detach().clone()
+        logits[number] = -torch.inf
+        return weights_of(rule, logits)
+    weights[number] = 0
+    return weights / weights.sum(0).clamp_min(torch.finfo(weights.dtype).tiny)
 
 
 class _Probe(Onlooker):
