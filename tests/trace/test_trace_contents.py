@@ -98,6 +98,19 @@ def test_special_tokens_are_known_by_their_ids_wherever_they_stand():
     assert record(model, tokens).real.all()
 
 
+@pytest.mark.parametrize("row", [[5, 6, 0, 0], [0, 0, 5, 6], [0, 0, 0, 0]])
+def test_rows_that_look_padded_need_a_mask(row):
+    model = model_of(AttnRes(), TOKENIZER.vocab_size)
+    tokens = torch.tensor([[5, 6, 7, 8], row])
+    with pytest.raises(ConfigError, match="the first is row 1"):
+        record(model, tokens, tokenizer=TOKENIZER)
+    mask = tokens != 0
+    mask[1, -1] |= not mask[1].any()
+    assert torch.equal(record(model, tokens, tokenizer=TOKENIZER, mask=mask).mask, mask)
+    record(model, tokens)  # without a tokenizer nothing tells padding from text
+    record(model, tokens[1:], tokenizer=TOKENIZER)  # a row alone needs no padding
+
+
 def test_texts_need_a_tokenizer_and_bring_their_own_mask():
     model = model_of(AttnRes(), TOKENIZER.vocab_size)
     mask = torch.ones(3, 4, dtype=torch.bool)

@@ -14,7 +14,7 @@ from attention_residuals.layers.residual import ResidualRule, rehearse
 from attention_residuals.layers.tap import Pass
 from attention_residuals.models import LanguageModel
 from attention_residuals.trace.recorder import Keep, Recorder
-from attention_residuals.trace.texts import batch_of
+from attention_residuals.trace.texts import batch_of, require_unpadded
 from attention_residuals.trace.trace import Trace
 
 __all__ = ["record", "trace_bytes"]
@@ -36,13 +36,14 @@ def record(
         tokens: What it reads: ids, or texts, which are encoded after an end of text, as documents begin in
             training, and padded on the right.
         mask: As for the model; a mask of real tokens is kept in the trace, and averages leave the rest out.
-            Padded ids need one: nothing else tells padding from text. Texts bring their own.
+            Padded ids need one: without a tokenizer, nothing else tells padding from text. Texts bring their own.
         tokenizer: Encodes texts, turns tokens into texts, and knows special ones, which averages leave out.
         keep: ``"values"`` keeps all vectors, too; see ``Recorder``.
         max_bytes: The largest trace to make.
 
     Raises:
-        ConfigError: The trace would be too large, or texts came without a tokenizer or with a mask.
+        ConfigError: The trace would be too large, texts came without a tokenizer or with a mask, or rows look
+            padded and came without one.
         NonFiniteError: NaN or infinity at a real token.
 
     Example:
@@ -53,6 +54,8 @@ def record(
     """
     if not isinstance(tokens, Tensor):
         tokens, mask = batch_of(tokens, tokenizer, mask, next(model.parameters()).device)
+    elif mask is None and tokenizer is not None:
+        require_unpadded(tokens, tokenizer)
     needed = trace_bytes(model, tokens.numel(), keep)
     if needed > max_bytes:
         raise ConfigError(

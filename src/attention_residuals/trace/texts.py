@@ -9,7 +9,7 @@ from torch import Tensor
 from attention_residuals.data.tokenizer import Tokenizer
 from attention_residuals.errors import ConfigError
 
-__all__ = ["batch_of", "special_tokens"]
+__all__ = ["batch_of", "require_unpadded", "special_tokens"]
 
 
 def batch_of(
@@ -35,6 +35,25 @@ def batch_of(
     tokens = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=tokenizer.end_of_text)
     mask = torch.arange(tokens.shape[1]) < lengths[:, None]
     return tokens.to(device), None if mask.all() else mask.to(device)
+
+
+def require_unpadded(tokens: Int[Tensor, "B T"], tokenizer: Tokenizer) -> None:
+    """Refuses rows that look padded: one special token twice or more at an end of a row beside others.
+
+    Raises:
+        ConfigError: There are such rows.
+    """
+    if len(tokens) < 2 or tokens.shape[1] < 2:
+        return
+    special = special_tokens(tokens, tokenizer)
+    ends = [(tokens[:, one] == tokens[:, next_]).cpu() & special[:, one] for one, next_ in ((-1, -2), (0, 1))]
+    if padded := (ends[0] | ends[1]).nonzero().flatten().tolist():
+        raise ConfigError(
+            got=f"{len(padded)} of {len(tokens)} rows (the first is row {padded[0]}) that begin or end with one "
+            "special token twice, as padded ones do, and no mask",
+            expected="a mask of real tokens, without which padding counts as text",
+            do="pass mask=..., True for real tokens, or pass texts, which bring their own",
+        )
 
 
 def special_tokens(tokens: Int[Tensor, "B T"], tokenizer: Tokenizer) -> Bool[Tensor, "B T"]:

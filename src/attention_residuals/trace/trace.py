@@ -31,7 +31,7 @@ class Trace:
         tokens: The ids that ran.
         positions: Their absolute positions.
         mask: True for real tokens, False for padding; None when nobody said that there was any. A batch
-            that was padded without a mask cannot be told from a longer text.
+            that was padded without a mask cannot be told from a longer text, but for ``record`` with a tokenizer.
         special: True for special tokens, such as the end of a text, by their ids; None without a tokenizer.
         token_texts: Each token as text, row by row; empty when no tokenizer was given.
         writer_norms: L2 norms of what each writer wrote, in the order of ``writers``.
