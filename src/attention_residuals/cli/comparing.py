@@ -1,6 +1,7 @@
 """The commands that compare: two texts, and a read's weights with others that would do as well."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -10,15 +11,16 @@ from rich.progress import track
 from tyro.conf import UseAppendAction
 
 from attention_residuals.cli.app import Device, app
+from attention_residuals.cli.figures import contrasts, origin, save_each
 from attention_residuals.cli.names import Folder, Text, csv_of, device_of, encoded, opened
+from attention_residuals.cli.viewing import predicted
 from attention_residuals.data import Tokenizer
 from attention_residuals.durable import write_new
 from attention_residuals.errors import ConfigError
 from attention_residuals.models.weights import fingerprint
-from attention_residuals.page import PageContent, Recorded, write
-from attention_residuals.plots import contrast_map, save
+from attention_residuals.page import PageContent, write
 from attention_residuals.stats import pair_distance, token_routing
-from attention_residuals.trace import Freedom, Trace, freedom, lens, record
+from attention_residuals.trace import Freedom, Trace, freedom, record
 from attention_residuals.trace.sweeps import reads_of
 
 __all__ = ["contrast_command", "freedom_command"]
@@ -67,32 +69,26 @@ def contrast_command(
         )
     place = token % length
     # One call for each, of equal shapes: what lies before the first difference is then equal bit by bit.
+    batches = [row[None].to(device_of(device)) for row in rows]
+    traces = [record(model, batch, tokenizer=tokenizer) for batch in batches]
     about = {"checkpoint": fingerprint(model)}
-    passes = []
-    for name, row in zip(("first text", "second text", "control"), rows, strict=False):
-        batch = row[None].to(device_of(device))
-        trace = record(model, batch, tokenizer=tokenizer)
-        with torch.no_grad():
-            logits = model(batch)
-        trace = replace(trace, about={**trace.about, **about})
-        passes.append(Recorded(trace=trace, name=name, logits=logits, lens=lens(model, batch)))
-    traces = [one.trace for one in passes]
+    traces = [replace(trace, about={**trace.about, **about}) for trace in traces]
     one, other = traces[:2]
     if out is not None:
         figures = _figures(one, other, place)
+        parts = zip(("first text", "second text", "control"), batches, traces, strict=False)
+        passes = [predicted(model, batch, trace, name=name) for name, batch, trace in parts]
         content = PageContent(
             first=passes[0],
             second=passes[1],
-            control=None if control is None else passes[2],
+            control=passes[2] if len(passes) > 2 else None,
             spell=tokenizer.tokens,
             title="Depth routing of two texts",
         )
         write(content, out / "page.html")
         write_new(out / "contrast.csv", _contrast_csv(one, other).encode())
         write_new(out / "distances.csv", _distances_csv(traces).encode())
-        for name, figure in figures.items():
-            save(figure, out / f"{name}.png")
-            save(figure, out / f"{name}.svg")
+        save_each(figures, out)
     console = Console(highlight=False, soft_wrap=True)
     names = [trace.token_texts[0][place] for trace in (one, other)]
     console.print(f"at token {place}: {names[0]!r} and {names[1]!r}", markup=False)
@@ -185,22 +181,14 @@ def _line(traces: list[Trace], site: str, place: int) -> str:
 
 
 def _figures(one: Trace, other: Trace, place: int) -> dict[str, Figure]:
-    if any(site.weights.min() < 0 or site.weights.max() > 1.01 for site in (*one, *other)):
-        return {}  # no shares, which the scale is made for
-    footer = (
-        f"n = 1 token (number {place}) of {one.tokens.shape[1]}; {one.about['dtype']}; "
-        f"checkpoint {one.about['checkpoint'][:12]}"
+    return contrasts(
+        one,
+        other,
+        partial(token_routing, row=0, token=place),
+        names=("first text", "second text"),
+        title="Depth routing of two texts",
+        footer=origin(one, f"1 token (number {place}) of {one.tokens.shape[1]}"),
     )
-    return {
-        kind: contrast_map(
-            token_routing(one, kind, row=0, token=place),
-            token_routing(other, kind, row=0, token=place),
-            names=("first text", "second text"),
-            title=f"Depth routing of two texts, {'MLP' if kind == 'mlp' else kind} sites",
-            footer=footer,
-        )
-        for kind in ("attention", "mlp")
-    }
 
 
 def _contrast_csv(one: Trace, other: Trace) -> str:

@@ -11,6 +11,7 @@ from rich.console import Console
 from tyro.conf import Positional, arg
 
 from attention_residuals.cli.app import Device, app
+from attention_residuals.cli.figures import contrasts, origin, save_each
 from attention_residuals.cli.names import Folder, Text, csv_of, device_of, encoded, opened, text_of
 from attention_residuals.data import Corpus, Tokenizer
 from attention_residuals.durable import write_new
@@ -18,7 +19,7 @@ from attention_residuals.errors import ConfigError
 from attention_residuals.layers.tap import Chain
 from attention_residuals.models.weights import fingerprint
 from attention_residuals.page import PageContent, Recorded, write
-from attention_residuals.plots import contrast_map, effect_map, save
+from attention_residuals.plots import effect_map
 from attention_residuals.stats import average_routing, edge_agreement, edge_effects
 from attention_residuals.trace import (
     Intervention,
@@ -142,23 +143,15 @@ def _write_intervention(
     head = ("token", "spelled", "kl_nats", "loss_change_nats", "likeliest_before", "likeliest_after")
     cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
     write_new(out / "tokens.csv", csv_of([head, *cells]).encode())
-    if any(site.weights.min() < 0 or site.weights.max() > 1.01 for one in passes for site in one.trace):
-        return  # no shares, which the scale of the pictures is made for
-    about = first.trace.about
-    footer = (
-        f"n = {int(first.trace.real.sum())} tokens, ends of texts left out; {about['dtype']}; "
-        f"checkpoint {about['checkpoint'][:12]}"
+    figures = contrasts(
+        first.trace,
+        second.trace,
+        average_routing,
+        names=("as it is", "with edits"),
+        title="Depth routing with edits",
+        footer=origin(first.trace),
     )
-    for kind in ("attention", "mlp"):
-        figure = contrast_map(
-            average_routing(first.trace, kind),
-            average_routing(second.trace, kind),
-            names=("as it is", "with edits"),
-            title=f"Depth routing with edits, {'MLP' if kind == 'mlp' else kind} sites",
-            footer=footer,
-        )
-        for ending in ("png", "svg"):
-            save(figure, out / f"{kind}.{ending}")
+    save_each(figures, out)
 
 
 @app.command(name="sweep")
@@ -243,21 +236,23 @@ def sweep_command(
     trace = replace(trace, about={**trace.about, "checkpoint": fingerprint(model)})
     write(PageContent(first=trace, effects=swept, title=f"What {what} do"), out / "page.html")
     if what == "edges":
-        for number, found in edge_agreement(trace, swept).items():
+        counted = replace(trace, special=None)  # all tokens, which the effects are of
+        for number, found in edge_agreement(counted, swept).items():
             console.print(
                 f"rank correlation of {number} and effect: {found.correlation:+.2f} "
                 f"[{found.low:+.2f}, {found.high:+.2f}] over {found.num_edges} edges",
                 markup=False,
             )
         figure = effect_map(
-            average_routing(trace),
+            average_routing(counted),
             edge_effects(swept),
             title="What is read, and what it does",
-            footer=f"n = {tokens.numel()} tokens, none left out, of {trace.tokens.numel()} of them the weights; "
-            f"{trace.about['dtype']}; checkpoint {trace.about['checkpoint'][:12]}",
+            footer=origin(
+                trace,
+                f"{tokens.numel()} tokens, none left out, of {trace.tokens.numel()} of them the weights",
+            ),
         )
-        for name in ("effects.png", "effects.svg"):
-            save(figure, out / name)
+        save_each({"effects": figure}, out)
     console.print(f"wrote {out}", markup=False)
     return 0
 

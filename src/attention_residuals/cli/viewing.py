@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from attention_residuals.cli.app import Device, app
+from attention_residuals.cli.figures import has_shares, origin, save_each
 from attention_residuals.cli.names import Words, csv_of, device_of, encoded, folder_and_text, name_of, opened
-from attention_residuals.data import Tokenizer
 from attention_residuals.durable import write_new
 from attention_residuals.errors import ConfigError
 from attention_residuals.layers.residual import RULES, ResidualConfig
@@ -17,11 +17,19 @@ from attention_residuals.models import LanguageModel
 from attention_residuals.models.weights import fingerprint
 from attention_residuals.ops import BACKENDS
 from attention_residuals.page import PageContent, Recorded, write
-from attention_residuals.plots import mixing_map, routing_map, save, token_map
+from attention_residuals.plots import mixing_map, routing_map, token_map
 from attention_residuals.stats import average_routing, mixing_matrix
 from attention_residuals.trace import Trace, lens, record, routing_table, rule_facts
 
-__all__ = ["backends_command", "pictures", "rule_lines", "rules_command", "trace_command", "weights_csv"]
+__all__ = [
+    "backends_command",
+    "pictures",
+    "predicted",
+    "rule_lines",
+    "rules_command",
+    "trace_command",
+    "weights_csv",
+]
 
 
 @app.command(name="trace")
@@ -77,11 +85,10 @@ def trace_command(
         figures = pictures(averaged)
         trace.save(out)
         write_new(out / "weights.csv", weights_csv(trace).encode())
-        for name, figure in figures.items():
-            for path in (out / name, (out / name).with_suffix(".svg")):
-                save(figure, path)
+        save_each(figures, out)
     if html is not None:
-        write(_content(model, batch, trace, tokenizer, title=f"Depth routing of {name_of(folder)}"), html)
+        title = f"Depth routing of {name_of(folder)}"
+        write(PageContent(first=predicted(model, batch, trace), spell=tokenizer.tokens, title=title), html)
     console = Console(highlight=False, soft_wrap=True)
     if shown is not None:
         console.print(f"token {shown[1]} is {trace.token_texts[0][shown[1]]!r}", markup=False)
@@ -115,34 +122,29 @@ def weights_csv(trace: Trace) -> str:
     return csv_of(lines)
 
 
-def _content(
-    model: LanguageModel, tokens: torch.Tensor, trace: Trace, tokenizer: Tokenizer, *, title: str
-) -> PageContent:
+def predicted(model: LanguageModel, tokens: torch.Tensor, trace: Trace, *, name: str = "") -> Recorded:
+    """Puts beside a trace what the model predicts at its end and would predict at each site."""
     with torch.no_grad():
-        seen = Recorded(trace=trace, logits=model(tokens), lens=lens(model, tokens))
-    return PageContent(first=seen, spell=tokenizer.tokens, title=title)
+        return Recorded(trace=trace, name=name, logits=model(tokens), lens=lens(model, tokens))
 
 
 def pictures(trace: Trace) -> dict[str, Figure]:
     """Draws the mixing matrix, and where weights are shares, average routing and the routing of each token."""
-    footer = (
-        f"n = {int(trace.real.sum())} tokens, ends of texts left out; {trace.about['dtype']}; "
-        f"checkpoint {trace.about.get('checkpoint', 'unknown')[:12]}"
-    )
+    footer = origin(trace)
     matrix = mixing_matrix(trace).average(trace)
-    figures = {"mixing.png": mixing_map(matrix, title="What each read holds of each output", footer=footer)}
-    if any(site.weights.min() < 0 or site.weights.max() > 1.01 for site in trace.sites):
+    figures = {"mixing": mixing_map(matrix, title="What each read holds of each output", footer=footer)}
+    if not has_shares(trace):
         return figures
     panels = {
         "attention sites": average_routing(trace, "attention"),
         "MLP sites": average_routing(trace, "mlp"),
         "output": average_routing(trace, "output"),
     }
-    figures["routing.png"] = routing_map(panels, title="Average depth routing", footer=footer)
+    figures["routing"] = routing_map(panels, title="Average depth routing", footer=footer)
     last = max(int(site.site[1:].split(".")[0]) for site in trace.sites[:-1])
     sites = [f"L{last // 2}.attention", f"L{last}.attention", f"L{last}.mlp", "output"]
     shown = range(min(64, trace.tokens.shape[1]))
-    figures["tokens.png"] = token_map(
+    figures["tokens"] = token_map(
         trace, row=0, sites=sites, title="Depth routing by token", footer=footer, tokens=shown
     )
     return figures
