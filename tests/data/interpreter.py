@@ -151,13 +151,51 @@ def read(family, text):
             known[name], told[name] = true, told[source]
     answered, *_ = understood(family, answer, "answer")
     assert known[answered["N"]] == answered["V"], text
-    verdict, _, recap = end.strip().partition(" . ")
-    for sentence in filter(None, recap.removesuffix(" .").split(" . ")):
-        again, *_ = understood(family, sentence, "again")
-        assert known[again["N"]] == again["V"], sentence
+    verdict, _, rest = end.strip().partition(" . ")
+    for sentence in filter(None, rest.removesuffix(" .").split(" . ")):
+        fact = FACT.fullmatch(sentence)
+        if fact:
+            check_fact(fact)
+        else:
+            check_recap(family, sentence, known)
     right = "conflict" if conflict else "fine"
     assert verdict in ("", right), text
     return Reading(known, answered["V"], right, distances)
+
+
+def check_recap(family, sentence, known):
+    said, verdict, truth = re.fullmatch(r"(.*?)(?: (fine|conflict)(?: (\w+))?)?", sentence).groups()
+    again, *_ = understood(family, said, "again")
+    true = known[again["N"]]
+    wanted = (("fine", None), (None, None)) if again["V"] == true else (("conflict", true),)
+    assert (verdict, truth) in wanted, sentence
+
+
+FACT = re.compile(
+    r"(?P<origin>\w+) (?P<way>plus|-) (?P<k>\d+) is (?P<reached>\w+)"
+    r"|(?P<k2>\d+) \w+ (?P<way2>after|before|behind|ahead of) (?P<origin2>\w+) is (?P<reached2>\w+)"
+)
+
+
+def check_fact(fact):
+    origin, way, k, reached = (fact[name] or fact[name + "2"] for name in ("origin", "way", "k", "reached"))
+    sign = 1 if way in ("plus", "after", "behind") else -1
+    assert moved(origin, sign * int(k)) == reached, fact[0]
+
+
+def read_list(family, text):
+    """Works a text out that lists things and recaps them; returns what it states."""
+    known, recapped = {}, []
+    for sentence in text.removesuffix(" .").split(" . "):
+        match, _, verb, written = understood(family, sentence, "state", "again")
+        if verb == "state" and match["N"] not in known:
+            known[match["N"]] = the_value(match, written)
+        else:
+            again, *_ = understood(family, sentence, "again")
+            assert again["V"] == known[again["N"]], sentence
+            recapped.append(again["N"])
+    assert sorted(recapped) == sorted(known), text
+    return known
 
 
 def ends_in_a_remark(sentence):

@@ -346,8 +346,8 @@ def test_a_rename_that_fails_by_itself_is_an_error(tmp_path, monkeypatch):
 
 
 def test_a_folder_of_another_version_is_refused(corpus):
-    edit_manifest(corpus.folder, version=2)
-    with pytest.raises(DataError, match=r"version 2 of the format(.|\n)*update attention-residuals"):
+    edit_manifest(corpus.folder, version=3)
+    with pytest.raises(DataError, match=r"version 3 of the format(.|\n)*update attention-residuals"):
         Corpus.load(corpus.folder)
 
 

@@ -1,20 +1,22 @@
 """Training texts: true, disjoint from items, and without a hint of a contradiction but the contradiction."""
 
+import re
 import sys
 from collections import Counter, defaultdict
 from types import ModuleType
 
 import numpy as np
 import pytest
-from data.interpreter import SENTENCES, read
+from data.interpreter import FACT, SENTENCES, read, read_list
 from hypothesis import given
 from hypothesis import strategies as st
 
 from attention_residuals.data import Corpus, ReasoningGym, StepDocuments, StepItems, prepare, step_tokenizer
 from attention_residuals.data.synthetic import FAMILIES, REMARKS, word_tokenizer
+from attention_residuals.data.synthetic.documents import LISTED, NUM_FACTS
 from attention_residuals.data.synthetic.draws import Draws
 from attention_residuals.data.synthetic.problems import KINDS, SPLITS, check_options, draw_problem, split_of
-from attention_residuals.data.synthetic.words import REMARK_WEIGHTS
+from attention_residuals.data.synthetic.words import REMARK_WEIGHTS, VERDICTS
 from attention_residuals.errors import ConfigError, DataError
 
 NUMBER = 4000
@@ -31,8 +33,12 @@ def wrong(stories):
     return np.array([story.verdict == "conflict" for _, _, story in stories])
 
 
+def scored_words(document):
+    return [document.text[first:end] for first, end in document.scored]
+
+
 def test_another_reader_agrees_with_every_answer_verdict_and_recap():
-    source = StepDocuments(num_documents=1200, seed=1)
+    source = StepDocuments(num_documents=1200, seed=1, list_share=0.0)
     verdicts = Counter(
         read(document.name.split("/")[0], document.text).verdict for document in source.documents()
     )
@@ -41,8 +47,60 @@ def test_another_reader_agrees_with_every_answer_verdict_and_recap():
 
 def test_the_share_of_inconsistent_texts_is_what_was_asked_for(wrong):
     assert wrong.mean() == pytest.approx(0.5, abs=0.02)
-    none = StepDocuments(num_documents=200, inconsistent_share=0.0)
+    none = StepDocuments(num_documents=200, inconsistent_share=0.0, list_share=0.0)
     assert not any(" conflict " in document.text for document in none.documents())
+
+
+def test_lists_state_different_values_and_recap_each_of_them_once():
+    source = StepDocuments(num_documents=300, list_share=0.4)
+    lists = [one for one in source.documents() if " check " not in one.text]
+    assert len(lists) / 300 == pytest.approx(0.4, abs=0.08)
+    for one in lists:
+        known = read_list(one.name.split("/")[0], one.text)
+        assert len(known) == len(set(known.values())) in (LISTED, 7)  # a week has 7 days
+        assert scored_words(one) == [word for word in scored_words(one) if word in known.values()]
+        assert len(scored_words(one)) == len(known)
+
+
+def test_what_is_scored_are_claims_remarks_answer_verdicts_true_values_and_facts():
+    source = StepDocuments(num_documents=300, seed=2, list_share=0.0, inconsistent_share=0.5)
+    for index, one in enumerate(source.documents()):
+        _, _, story = source.story(index)
+        names = [name for name in ("first claim", "plant", "remark") if name in story.places]
+        told = [story.words[story.places[name] - 1] for name in names] + [story.answer, story.verdict]
+        assert scored_words(one)[: len(told)] == told
+        rest = one.text.split(f" check {story.verdict} . ")[1].removesuffix(" .").split(" . ")
+        plain, graded = rest[: len(story.truths)], rest[len(story.truths) : 2 * len(story.truths)]
+        facts = [sentence.split()[-1] for sentence in rest[2 * len(story.truths) :]]
+        true = dict(story.truths)
+        values = [next(true[name] for name in true if name in sentence.split()) for sentence in plain]
+        marks = " ".join(re.search(r"(fine|conflict \w+)$", sentence)[0] for sentence in graded).split()
+        assert scored_words(one)[len(told) :] == [*values, *marks, *facts]
+
+
+def test_moves_are_no_longer_than_asked_and_all_up_to_that_occur():
+    source = StepDocuments(num_documents=300, families=("arithmetic",), max_move=2, list_share=0.0)
+    facts = [
+        sentence
+        for one in source.documents()
+        for sentence in one.text.removesuffix(" .").split(" . ")
+        if FACT.fullmatch(sentence)
+    ]
+    assert len(facts) == NUM_FACTS * 300
+    told = {sentence.split()[2] for sentence in facts}
+    claimed = {word for one in source.documents() for word in re.findall(r"(?:plus|[-+]) (\d+)", one.text)}
+    assert told == claimed == {"1", "2"}
+
+
+def test_wrong_values_in_recaps_come_as_often_as_wrong_claims(wrong):
+    graded = Counter(
+        word
+        for one in StepDocuments(num_documents=600, inconsistent_share=0.5, list_share=0.0).documents()
+        for word in one.text.split(" check ")[1].split()[1:]
+        if word in VERDICTS
+    )
+    # A little below the share, since a recap has no wrong value to say where all things have the same.
+    assert 0.44 < graded["conflict"] / graded.total() < 0.5
 
 
 def test_held_out_templates_never_occur_and_use_no_word_that_training_lacks(stories):
@@ -66,7 +124,13 @@ def test_no_problem_is_in_two_splits():
             for index in range(24):
                 draws = Draws((split, 0, index))
                 one = draw_problem(
-                    draws, family, about.templates[index % 6], split=split, num_steps=3, num_values=8
+                    draws,
+                    family,
+                    about.templates[index % 6],
+                    split=split,
+                    num_steps=3,
+                    num_values=8,
+                    max_move=9,
                 )
                 moves = (one.first_move, one.second_move)
                 assert split_of(family, one.main, one.new, one.last, moves=moves) == split
@@ -210,6 +274,7 @@ def test_the_reader_knows_every_family():
         ({"families": ("animals",)}, "family='animals'"),
         ({"max_steps": 1}, "2 to 18"),
         ({"num_values": 1}, "num_values >= 2"),
+        ({"max_move": 0}, "max_move=0"),
     ],
 )
 def test_wrong_options_are_named(options, named):
@@ -219,7 +284,7 @@ def test_wrong_options_are_named(options, named):
 
 def test_a_kind_that_does_not_exist_is_named():
     with pytest.raises(ConfigError, match="did you mean 'derived'"):
-        check_options(family="arithmetic", kind="derive", num_steps=4, num_values=8, distance=1)
+        check_options(family="arithmetic", kind="derive", num_steps=4, num_values=8, max_move=9, distance=1)
 
 
 def test_reasoning_gym_says_what_to_install(monkeypatch):
@@ -238,7 +303,7 @@ def test_reasoning_gym_gives_questions_with_answers_and_names_a_task_that_is_non
     module.create_dataset = create_dataset
     monkeypatch.setitem(sys.modules, "reasoning_gym", module)
     documents = list(ReasoningGym(task="chain_sum", num_documents=2, seed=3).documents())
-    assert documents == [("chain_sum", "3 + 0?\n3"), ("chain_sum", "3 + 1?\n4")]
+    assert [one[:2] for one in documents] == [("chain_sum", "3 + 0?\n3"), ("chain_sum", "3 + 1?\n4")]
     with pytest.raises(DataError, match=r"task='chain' .*not registered"):
         next(ReasoningGym(task="chain", num_documents=2).documents())
     with pytest.raises(ConfigError, match="task=''"):

@@ -60,9 +60,18 @@ class Study:
     """
 
     train: TrainConfig = field(default_factory=lambda: _recipe())
-    documents: StepDocuments = field(default_factory=lambda: StepDocuments(num_documents=60_000))
+    documents: StepDocuments = field(
+        default_factory=lambda: StepDocuments(
+            num_documents=80_000,
+            inconsistent_share=0.5,
+            max_steps=3,
+            num_values=12,
+            max_move=2,
+            list_share=0.35,
+        )
+    )
     seeds: tuple[int, ...] = (0, 1, 2)
-    num_steps: int = 4
+    num_steps: int = 3
     pilot_items: int = 100
     confirm_items: int = 400
     control_items: int = 200
@@ -126,8 +135,10 @@ class Study:
             name: One of ``ITEM_SETS``.
             number: At least so many; a whole number of turns is made.
         """
-        options: dict[str, Any] = {"split": split, "num_values": self.documents.num_values, **ITEM_SETS[name]}
-        families = self.documents.families
+        texts = self.documents
+        hardness = {"num_values": texts.num_values, "max_move": texts.max_move}
+        options: dict[str, Any] = {"split": split, **hardness, **ITEM_SETS[name]}
+        families = texts.families
         told: list[Item] = []
         for index, family in product(range(-(-number // len(families))), families):
             held = [template.name for template in FAMILIES[family].templates if template.held_out]
@@ -181,7 +192,7 @@ STUDY_CONFIGS: dict[str, type] = {**TRAIN_CONFIGS, "Study": Study, "StepDocument
 
 
 def _recipe() -> TrainConfig:
-    """The recipe that the pilot of recipes began with; it is not settled before models learn the task."""
+    """The recipe that pilots of training ended with; README.md of the study tells them."""
     model = DecoderConfig(
         vocab_size=step_tokenizer().vocab_size,
         num_layers=12,
@@ -190,14 +201,14 @@ def _recipe() -> TrainConfig:
         num_kv_heads=4,
         head_width=16,
         mlp_width=192,
-        max_tokens=512,
+        max_tokens=256,
         residual=AttnRes(sublayers_per_block=6),
     )
     return TrainConfig(
         model=model,
-        optimizer=Muon(learning_rate=4e-3),
+        optimizer=Muon(learning_rate=8e-3),
         schedule=Cosine(warmup_steps=100),
-        num_steps=2000,
+        num_steps=4000,
         batch_size=8,
-        sequence_length=512,
+        sequence_length=256,
     )

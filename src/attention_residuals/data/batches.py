@@ -12,11 +12,17 @@ from torch import Tensor
 from attention_residuals.data.tokenizer import Tokenizer
 from attention_residuals.errors import ConfigError, DataError
 
-__all__ = ["Batch", "Batches", "sequential"]
+__all__ = ["UNSCORED", "Batch", "Batches", "sequential"]
+
+
+UNSCORED = -100
+"""The target of a token whose prediction does not count, as in torch's cross-entropy."""
 
 
 class Batch(NamedTuple):
     """Tokens, the token that follows each, and the number of the document that each belongs to.
+
+    The target is ``UNSCORED`` where the token that follows does not count; ``num_scored`` are the others.
 
     Documents are numbered inside a sequence: equal numbers, same document. A document starts with the token that ends
     the text before it.
@@ -30,6 +36,17 @@ class Batch(NamedTuple):
     tokens_BT: Int64[Tensor, "B T"]
     targets_BT: Int64[Tensor, "B T"]
     documents_BT: Int64[Tensor, "B T"]
+
+    @property
+    def num_scored(self) -> int:
+        """How many targets count."""
+        return int((self.targets_BT != UNSCORED).sum())
+
+    @property
+    def scored_ids(self) -> npt.NDArray[np.int64]:
+        """The targets that count, in a row."""
+        found: npt.NDArray[np.int64] = self.targets_BT[self.targets_BT != UNSCORED].cpu().numpy()
+        return found
 
 
 class Batches:
@@ -47,10 +64,11 @@ class Batches:
         seed: >= 0.
         device: Where the batches go; default the CPU.
         end_of_text: The token that starts a document: ``corpus.tokenizer.end_of_text``, 0 in ours.
+        scored: For each token whether predicting it counts, such as ``corpus.train_scored``; None counts all.
 
     Raises:
         ConfigError: A number is out of range.
-        DataError: There are too few tokens for one sequence.
+        DataError: There are too few tokens for one sequence, or another number of them is scored.
 
     Example:
         >>> batches = Batches(np.arange(100), sequence_length=9, batch_size=4, seed=0)
@@ -69,10 +87,12 @@ class Batches:
         seed: int,
         device: torch.device | str | None = None,
         end_of_text: int = Tokenizer.end_of_text,
+        scored: npt.NDArray[np.bool_] | None = None,
     ) -> None:
         _check_at_least(1, sequence_length=sequence_length, batch_size=batch_size)
         _check_at_least(0, seed=seed)
-        _check_tokens(tokens, sequence_length + 1)
+        _check_tokens(tokens, sequence_length + 1, scored)
+        self.scored = scored
         self.tokens, self.sequence_length, self.batch_size = tokens, sequence_length, batch_size
         self.seed, self.device, self.end_of_text = seed, device, end_of_text
         self.num_windows = (len(tokens) - 1) // sequence_length
@@ -95,7 +115,7 @@ class Batches:
         starts = [
             self._window(*divmod(example, self.num_windows)) * self.sequence_length for example in examples
         ]
-        return _batch(self.tokens, starts, self.sequence_length, self.device, self.end_of_text)
+        return _batch(self.tokens, starts, self.sequence_length, self.device, self.end_of_text, self.scored)
 
     def _window(self, epoch: int, place: int) -> int:
         """The window that this epoch visits at this place; only the current epoch's order is kept."""
@@ -113,6 +133,7 @@ def sequential(
     batch_size: int,
     device: torch.device | str | None = None,
     end_of_text: int = Tokenizer.end_of_text,
+    scored: npt.NDArray[np.bool_] | None = None,
 ) -> Iterator[Batch]:
     """Gives batches for evaluation: in order, every token after the first predicted exactly once.
 
@@ -124,21 +145,22 @@ def sequential(
         batch_size: Sequences per batch, >= 1.
         device: Where the batches go; default the CPU.
         end_of_text: The token that starts a document: ``corpus.tokenizer.end_of_text``, 0 in ours.
+        scored: As in ``Batches``.
 
     Returns:
         An iterator over the batches.
 
     Raises:
         ConfigError: A number is out of range.
-        DataError: There are fewer than two tokens.
+        DataError: There are fewer than two tokens, or another number of them is scored.
 
     Example:
         >>> [batch.targets_BT.tolist() for batch in sequential(np.arange(6), sequence_length=2, batch_size=2)]
         [[[1, 2], [3, 4]], [[5]]]
     """
     _check_at_least(1, sequence_length=sequence_length, batch_size=batch_size)
-    _check_tokens(tokens, 2)
-    return _in_order(tokens, sequence_length, batch_size, device, end_of_text)
+    _check_tokens(tokens, 2, scored)
+    return _in_order(tokens, sequence_length, batch_size, device, end_of_text, scored)
 
 
 def _in_order(
@@ -147,13 +169,14 @@ def _in_order(
     batch_size: int,
     device: torch.device | str | None,
     end_of_text: int,
+    scored: npt.NDArray[np.bool_] | None,
 ) -> Iterator[Batch]:
     num_windows, left_over = divmod(len(tokens) - 1, sequence_length)
     for first in range(0, num_windows, batch_size):
         starts = [n * sequence_length for n in range(first, min(first + batch_size, num_windows))]
-        yield _batch(tokens, starts, sequence_length, device, end_of_text)
+        yield _batch(tokens, starts, sequence_length, device, end_of_text, scored)
     if left_over:
-        yield _batch(tokens, [num_windows * sequence_length], left_over, device, end_of_text)
+        yield _batch(tokens, [num_windows * sequence_length], left_over, device, end_of_text, scored)
 
 
 def _batch(
@@ -162,12 +185,17 @@ def _batch(
     length: int,
     device: torch.device | str | None,
     end_of_text: int,
+    scored: npt.NDArray[np.bool_] | None,
 ) -> Batch:
     windows = np.stack([tokens[start : start + length + 1] for start in starts]).astype(np.int64)
-    window_BT = torch.from_numpy(windows).to(device)
-    token_BT = window_BT[:, :-1]
+    targets = windows[:, 1:]
+    if scored is not None:
+        counts = np.stack([scored[start + 1 : start + length + 1] for start in starts])
+        targets = np.where(counts, targets, UNSCORED)
+    token_BT = torch.from_numpy(windows[:, :-1].copy()).to(device)
+    targets_BT = torch.from_numpy(np.ascontiguousarray(targets)).to(device)
     documents_BT = (token_BT == end_of_text).cumsum(dim=1)
-    return Batch(token_BT.contiguous(), window_BT[:, 1:].contiguous(), documents_BT)
+    return Batch(token_BT, targets_BT, documents_BT)
 
 
 def _check_at_least(least: int, **numbers: int) -> None:
@@ -178,7 +206,7 @@ def _check_at_least(least: int, **numbers: int) -> None:
             )
 
 
-def _check_tokens(tokens: npt.NDArray[Any], least: int) -> None:
+def _check_tokens(tokens: npt.NDArray[Any], least: int, scored: npt.NDArray[np.bool_] | None) -> None:
     if tokens.ndim != 1 or not np.issubdtype(tokens.dtype, np.integer):
         raise DataError(
             got=f"tokens of shape {tokens.shape} and type {tokens.dtype}",
@@ -190,4 +218,10 @@ def _check_tokens(tokens: npt.NDArray[Any], least: int) -> None:
             got=f"{len(tokens)} tokens",
             expected=f"at least {least}: one sequence and the token after it",
             do="prepare a larger corpus or pass a smaller sequence_length",
+        )
+    if scored is not None and len(scored) != len(tokens):
+        raise DataError(
+            got=f"{len(tokens)} tokens, and {len(scored)} that say whether they are scored",
+            expected="one for each token",
+            do="pass corpus.train with corpus.train_scored, or corpus.valid with corpus.valid_scored",
         )

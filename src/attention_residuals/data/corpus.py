@@ -12,10 +12,13 @@ import numpy.typing as npt
 from attention_residuals.data.tokenizer import Tokenizer
 from attention_residuals.errors import DataError
 
-__all__ = ["SPLITS", "VERSION", "Corpus", "sha256"]
+__all__ = ["SCORED_VERSION", "SPLITS", "VERSION", "Corpus", "sha256"]
 
 VERSION = 1
-"""Version of the folder's format; a reader refuses every other."""
+"""Version of the folder's format; a reader refuses every newer one."""
+
+SCORED_VERSION = 2
+"""Version of a folder where not all tokens are scored: for readers of version 1, all were."""
 
 SPLITS = ("train", "valid")
 """Names of the splits and of their token files."""
@@ -34,6 +37,8 @@ class Corpus:
         tokenizer: What turned its texts into tokens.
         train: Training tokens in a row, on disk, read-only; each document starts with the tokenizer's end of text.
         valid: Validation tokens, likewise.
+        train_scored: For each training token whether it counts in the loss; None where all do.
+        valid_scored: The same for the validation tokens.
 
     Example:
         >>> Corpus.load("no/such/folder")
@@ -49,6 +54,8 @@ class Corpus:
     tokenizer: Tokenizer
     train: npt.NDArray[np.unsignedinteger[Any]] = field(repr=False)
     valid: npt.NDArray[np.unsignedinteger[Any]] = field(repr=False)
+    train_scored: npt.NDArray[np.bool_] | None = field(repr=False, default=None)
+    valid_scored: npt.NDArray[np.bool_] | None = field(repr=False, default=None)
 
     @property
     def vocab_size(self) -> int:
@@ -67,12 +74,21 @@ class Corpus:
         tokenizer = Tokenizer.load(folder / "tokenizer.json")
         try:
             train, valid = (_open_tokens(folder, split, manifest) for split in SPLITS)
+            train_scored, valid_scored = (_open_scored(folder, split, manifest) for split in SPLITS)
             intact = sha256((folder / "tokenizer.json").read_bytes()) == manifest["tokenizer_sha256"]
         except (KeyError, TypeError) as error:
             raise _damaged(folder, f"manifest.json garbles its splits or dtype ({error})") from error
         if not intact:
             raise _damaged(folder, "tokenizer.json is not the one that made the tokens")
-        return cls(folder=folder, manifest=manifest, tokenizer=tokenizer, train=train, valid=valid)
+        return cls(
+            folder=folder,
+            manifest=manifest,
+            tokenizer=tokenizer,
+            train=train,
+            valid=valid,
+            train_scored=train_scored,
+            valid_scored=valid_scored,
+        )
 
     def verify(self) -> None:
         """Reads every token once and checks that it is what ``prepare`` wrote.
@@ -89,6 +105,10 @@ class Corpus:
                     self.folder,
                     f"{split}.bin holds id {largest}, and the tokenizer only has ids below {self.vocab_size}",
                 )
+        for split, scored in (("train", self.train_scored), ("valid", self.valid_scored)):
+            about = self.manifest["splits"][split]
+            if scored is not None and hashlib.sha256(scored.data).hexdigest() != about["scored_sha256"]:
+                raise _damaged(self.folder, f"{split}.scored.bin has another checksum than the manifest says")
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
@@ -104,10 +124,10 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         raise _damaged(folder, f"manifest.json is no JSON: {error}") from error
     if not isinstance(manifest, dict) or not isinstance(manifest.get("version"), int):
         raise _damaged(folder, "manifest.json names no version")
-    if manifest["version"] != VERSION:
+    if manifest["version"] not in (VERSION, SCORED_VERSION):
         raise DataError(
             got=f"{folder} in version {manifest['version']} of the format",
-            expected=f"version {VERSION}",
+            expected=f"version {VERSION} or {SCORED_VERSION}",
             do="update attention-residuals, or prepare the corpus again into another folder",
         )
     if missing := _KEYS - manifest.keys():
@@ -122,6 +142,16 @@ def _open_tokens(folder: Path, split: str, manifest: dict[str, Any]) -> npt.NDAr
     if size != expected or not size:
         raise _damaged(folder, f"{split}.bin has {size} bytes where the manifest says {expected}")
     return np.memmap(path, dtype=dtype, mode="r")
+
+
+def _open_scored(folder: Path, split: str, manifest: dict[str, Any]) -> npt.NDArray[np.bool_] | None:
+    if manifest["version"] != SCORED_VERSION:
+        return None
+    path, expected = folder / f"{split}.scored.bin", manifest["splits"][split]["tokens"]
+    size = path.stat().st_size if path.exists() else 0
+    if size != expected:
+        raise _damaged(folder, f"{split}.scored.bin has {size} bytes where the manifest says {expected}")
+    return np.memmap(path, dtype=np.bool_, mode="r")
 
 
 def _damaged(folder: Path, why: str) -> DataError:

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from attention_residuals.data.corpus import SPLITS, VERSION, Corpus, sha256
+from attention_residuals.data.corpus import SCORED_VERSION, SPLITS, VERSION, Corpus, sha256
+from attention_residuals.data.scored import check_ranges, scored_tokens
 from attention_residuals.data.sources import Document, TextSource
 from attention_residuals.data.tokenizer import Tokenizer
 from attention_residuals.durable import advice
@@ -21,7 +23,7 @@ from attention_residuals.errors import ConfigError, DataError
 __all__ = ["corpus_options", "prepare"]
 
 Records = list[dict[str, Any]]
-Texts = dict[str, list[str]]
+Documents = dict[str, list[Document]]
 
 _ENCODED_AT_ONCE = 64  # documents: enough for every core, few enough to hold their tokens
 
@@ -67,12 +69,15 @@ def prepare(
     """
     folder = Path(folder).absolute()
     options = corpus_options(vocab_size, valid_fraction, tokenizer)
-    records, texts, num_empty = _read(source, valid_fraction)
+    records, documents, num_empty = _read(source, valid_fraction)
     if _is_free(folder):
-        tokenizer = tokenizer or Tokenizer.train(texts["train"], options["vocab_size"])
+        texts = (document.text for document in documents["train"])
+        tokenizer = tokenizer or Tokenizer.train(texts, options["vocab_size"])
         about = {"name": source.name, "licence": source.licence, "config": _config(source)}
-        manifest = {"version": VERSION, "source": about, "options": options, "empty_documents": num_empty}
-        _write(folder, manifest, records, texts, tokenizer)
+        has_ranges = any(document.scored is not None for split in SPLITS for document in documents[split])
+        version = SCORED_VERSION if has_ranges else VERSION
+        manifest = {"version": version, "source": about, "options": options, "empty_documents": num_empty}
+        _write(folder, manifest, records, documents, tokenizer)
     if not (folder / "manifest.json").exists():
         raise ConfigError(
             got=f"{folder}, which exists and is not a prepared corpus",
@@ -108,10 +113,10 @@ def corpus_options(
     return {"tokenizer": sha256(tokenizer.definition.encode()), "valid_fraction": valid_fraction}
 
 
-def _read(source: TextSource, valid_fraction: float) -> tuple[Records, Texts, int]:
-    """Reads everything once: a record for each document, the texts of each split, the number without text."""
+def _read(source: TextSource, valid_fraction: float) -> tuple[Records, Documents, int]:
+    """Reads everything once: a record for each document, those of each split, the number without text."""
     records: Records = []
-    texts: Texts = {split: [] for split in SPLITS}
+    documents: Documents = {split: [] for split in SPLITS}
     num_empty = 0
     for document in source.documents():
         if not document.text:
@@ -119,7 +124,7 @@ def _read(source: TextSource, valid_fraction: float) -> tuple[Records, Texts, in
             continue
         record = _record(document, valid_fraction)
         records.append(record)
-        texts[record["split"]].append(document.text)
+        documents[record["split"]].append(document)
     if not records:
         raise DataError(
             got=f"{num_empty} document(s), none with text, from source {source.name!r}",
@@ -127,14 +132,14 @@ def _read(source: TextSource, valid_fraction: float) -> tuple[Records, Texts, in
             do="check what the source's documents() yields",
         )
     for split in SPLITS:
-        if not texts[split]:
+        if not documents[split]:
             raise DataError(
                 got=f"no document in split {split!r} of {len(records)} document(s) from {source.name!r}",
                 expected=f"a document in each split at valid_fraction={valid_fraction}",
                 do="add documents, change valid_fraction, or cut files into documents: "
                 "TextFiles(path=..., separator='\\n\\n')",
             )
-    return records, texts, num_empty
+    return records, documents, num_empty
 
 
 def _record(document: Document, valid_fraction: float) -> dict[str, Any]:
@@ -150,7 +155,11 @@ def _record(document: Document, valid_fraction: float) -> dict[str, Any]:
     name = document.name.encode("utf-8", errors="surrogatepass")
     place = int(sha256(name + b"\0" + raw)[:8], 16) / 16**8
     split = "valid" if place < valid_fraction else "train"
-    return {"name": document.name, "sha256": sha256(raw), "split": split, "bytes": len(raw)}
+    record = {"name": document.name, "sha256": sha256(raw), "split": split, "bytes": len(raw)}
+    if document.scored is not None:
+        check_ranges(document)
+        record["scored"] = sha256(repr(document.scored).encode())
+    return record
 
 
 def _config(source: TextSource) -> dict[str, Any]:
@@ -162,7 +171,7 @@ def _is_free(folder: Path) -> bool:
 
 
 def _write(
-    folder: Path, manifest: dict[str, Any], records: Records, texts: Texts, tokenizer: Tokenizer
+    folder: Path, manifest: dict[str, Any], records: Records, documents: Documents, tokenizer: Tokenizer
 ) -> None:
     """Writes into a folder beside the wanted one, then gives it its name."""
     partial = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.partial")
@@ -172,9 +181,11 @@ def _write(
         partial.mkdir(parents=True)
         splits = {}
         for split in SPLITS:
-            counts = _write_tokens(partial / f"{split}.bin", texts[split], tokenizer, dtype)
+            counts = _write_tokens(partial / f"{split}.bin", documents[split], tokenizer, dtype)
             num_bytes = sum(record["bytes"] for record in records if record["split"] == split)
-            splits[split] = {"documents": len(texts[split]), "bytes": num_bytes, **counts}
+            splits[split] = {"documents": len(documents[split]), "bytes": num_bytes, **counts}
+            if manifest["version"] == SCORED_VERSION:
+                splits[split] |= _write_scored(partial / f"{split}.scored.bin", documents[split], tokenizer)
         manifest = manifest | {
             "dtype": dtype,
             "vocab_size": tokenizer.vocab_size,
@@ -207,20 +218,43 @@ def _rename(partial: Path, folder: Path) -> None:
     _sync_folder(folder.parent)
 
 
-def _write_tokens(path: Path, texts: list[str], tokenizer: Tokenizer, dtype: str) -> dict[str, Any]:
+def _write_tokens(path: Path, documents: list[Document], tokenizer: Tokenizer, dtype: str) -> dict[str, Any]:
     num_tokens, digest = 0, hashlib.sha256()
 
     def chunks() -> Iterator[bytes]:
         nonlocal num_tokens
-        for first in range(0, len(texts), _ENCODED_AT_ONCE):
-            for ids in tokenizer.encode_batch(texts[first : first + _ENCODED_AT_ONCE]):
-                chunk = np.insert(ids, 0, tokenizer.end_of_text).astype(dtype).tobytes()
-                num_tokens += len(ids) + 1
-                digest.update(chunk)
-                yield chunk
+        for _, ids in _encoded(documents, tokenizer):
+            chunk = np.insert(ids, 0, tokenizer.end_of_text).astype(dtype).tobytes()
+            num_tokens += len(ids) + 1
+            digest.update(chunk)
+            yield chunk
 
     _write_chunks(path, chunks())
     return {"tokens": num_tokens, "sha256": digest.hexdigest()}
+
+
+def _write_scored(path: Path, documents: list[Document], tokenizer: Tokenizer) -> dict[str, Any]:
+    """Writes one byte for each token: whether it counts in the loss."""
+    num_scored, digest = 0, hashlib.sha256()
+
+    def chunks() -> Iterator[bytes]:
+        nonlocal num_scored
+        for document, ids in _encoded(documents, tokenizer):
+            scored = scored_tokens(document, ids, tokenizer)
+            num_scored += int(scored.sum())
+            digest.update(scored.tobytes())
+            yield scored.tobytes()
+
+    _write_chunks(path, chunks())
+    return {"scored": num_scored, "scored_sha256": digest.hexdigest()}
+
+
+def _encoded(
+    documents: list[Document], tokenizer: Tokenizer
+) -> Iterator[tuple[Document, npt.NDArray[np.int64]]]:
+    for first in range(0, len(documents), _ENCODED_AT_ONCE):
+        some = documents[first : first + _ENCODED_AT_ONCE]
+        yield from zip(some, tokenizer.encode_batch([document.text for document in some]), strict=True)
 
 
 def _write_chunks(path: Path, chunks: Iterable[bytes]) -> None:

@@ -28,10 +28,15 @@ class Document(NamedTuple):
     Example:
         >>> Document(name="greeting.txt", text="hello").name
         'greeting.txt'
+        >>> Document(name="sum", text="1 plus 2 is 3", scored=((12, 13),)).scored
+        ((12, 13),)
     """
 
     name: str
     text: str
+    scored: tuple[tuple[int, int], ...] | None = None
+    """Ranges of characters, first and one after the last, that count in the loss; None for the whole text. A
+    token counts where its last character does; the end of text never does, where ranges are given."""
 
 
 @runtime_checkable

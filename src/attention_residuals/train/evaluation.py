@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from attention_residuals.data import Batch, Tokenizer, bits_per_byte, sequential
+from attention_residuals.data.batches import UNSCORED
 from attention_residuals.models import LanguageModel
 from attention_residuals.train.config import Precision
 
@@ -48,6 +49,7 @@ def evaluate(
     precision: Precision = "float32",
     cross_documents: bool = False,
     end_of_text: int = Tokenizer.end_of_text,
+    scored: npt.NDArray[np.bool_] | None = None,
 ) -> Evaluation:
     """Predicts every token but the first, once each, in windows that know nothing of one another.
 
@@ -61,6 +63,7 @@ def evaluate(
         precision: As in ``TrainConfig``.
         cross_documents: As in ``TrainConfig``.
         end_of_text: The id that ends a document; of this library's own tokenizers by default.
+        scored: For each token whether it counts, such as ``corpus.valid_scored``; None counts all.
 
     Raises:
         DataError: Fewer than two tokens, or targets that stand for no byte.
@@ -81,14 +84,15 @@ def evaluate(
         batch_size=batch_size,
         device=device,
         end_of_text=end_of_text,
+        scored=scored,
     )
     nats, num_tokens, num_bytes = 0.0, 0, 0
     for batch in islice(windows, max_batches):
         nats += total_nats(model, batch, precision=precision, cross_documents=cross_documents).item()
-        num_tokens += batch.targets_BT.numel()
-        num_bytes += int(bytes_per_token[batch.targets_BT.cpu().numpy()].sum())
+        num_tokens += batch.num_scored
+        num_bytes += int(bytes_per_token[batch.scored_ids].sum())
     return Evaluation(
-        loss=nats / num_tokens,
+        loss=nats / max(1, num_tokens),
         bits_per_byte=bits_per_byte(nats, num_bytes),
         num_tokens=num_tokens,
         num_bytes=num_bytes,
@@ -98,12 +102,13 @@ def evaluate(
 def total_nats(
     model: Callable[..., Tensor], batch: Batch, *, precision: Precision, cross_documents: bool
 ) -> Float[Tensor, ""]:
-    """Returns the summed cross-entropy of a batch's targets, in nats and float32."""
+    """Returns the summed cross-entropy of a batch's targets that are scored, in nats and float32."""
     mask = None if cross_documents else document_mask(batch.documents_BT)
     device = batch.tokens_BT.device.type
     with torch.autocast(device, dtype=torch.bfloat16, enabled=precision == "bfloat16"):
         logits_BTV = model(batch.tokens_BT, mask=mask)
-    return F.cross_entropy(logits_BTV.float().flatten(0, 1), batch.targets_BT.flatten(), reduction="sum")
+    logits, targets = logits_BTV.float().flatten(0, 1), batch.targets_BT.flatten()
+    return F.cross_entropy(logits, targets, reduction="sum", ignore_index=UNSCORED)
 
 
 def document_mask(documents_BT: Int[Tensor, "B T"]) -> Bool[Tensor, "B T T"] | None:

@@ -62,6 +62,7 @@ class Trainer:
             seed=config.seed,
             device=device,
             end_of_text=corpus.tokenizer.end_of_text,
+            scored=corpus.train_scored,
         )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
@@ -93,9 +94,9 @@ class Trainer:
             nn.utils.clip_grads_with_norm_(parameters, self.config.optimizer.clip_norm, norm)
         learning_rate = self.config.learning_rate(step)
         self.optimizer.step(learning_rate)
-        num_bytes = int(self.bytes_per_token[batch.targets_BT.cpu().numpy()].sum())
+        num_bytes = int(self.bytes_per_token[batch.scored_ids].sum())
         return Step(
-            loss=nats / batch.targets_BT.numel(),
+            loss=nats / max(1, batch.num_scored),
             bits_per_byte=bits_per_byte(nats, num_bytes) if num_bytes else None,
             learning_rate=learning_rate,
             grad_norm=norm.item(),
@@ -119,6 +120,7 @@ class Trainer:
                 precision=self.config.precision,
                 cross_documents=self.config.cross_documents,
                 end_of_text=self.corpus.tokenizer.end_of_text,
+                scored=self.corpus.valid_scored,
             )
         if not math.isfinite(found.loss):
             raise self._broken(step, f"a validation loss of {found.loss}")
@@ -162,12 +164,12 @@ class Trainer:
 
 
 def backward(model: Callable[..., Tensor], batch: Batch, config: TrainConfig) -> float:
-    """Adds the gradients of a batch's mean loss per token, micro-batch by micro-batch.
+    """Adds the gradients of a batch's mean loss per scored token, micro-batch by micro-batch.
 
     Returns:
         The summed cross-entropy of the batch, nats.
     """
-    nats, num_tokens = 0.0, batch.targets_BT.numel()
+    nats, num_tokens = 0.0, max(1, batch.num_scored)
     parts = zip(*(whole.split(config.sequences_per_pass) for whole in batch), strict=True)
     for part in parts:
         micro_nats = total_nats(

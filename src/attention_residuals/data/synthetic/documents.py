@@ -1,11 +1,18 @@
 """Training texts: consistent stories, and a stated share in which it pays to notice that one is not.
 
-Three things follow the steps of a text. The **answer** follows from the statements, never from a claim that
-contradicts them: in the default mixture 75 % of claims are right, so going on from the claim is a good habit,
-and going back to the statement is a better one. The **verdict** says ``fine`` or ``conflict``: to predict it, a
-model has to compare the claim with what was stated, in every text. The **recap** says the true value of every
-thing once more, in any order: it is there because looking a value up by its thing is what all else is built
-on, and a text has only three tokens that teach it otherwise. Items end before verdict and recap.
+What follows the steps of a text: The **answer**, which follows from the statements, never from a claim that
+contradicts them: where most claims are right, going on from the claim is a good habit, and going back to the
+statement is a better one. The **verdict** says ``fine`` or ``conflict``: to predict it, a model has to compare
+the claim with what was stated, in every text. The **recap** says a value of every thing once more, in any
+order, with a verdict on each, and after ``conflict`` the true value: looking a value up by its thing and
+comparing it is what all else is built on, and the steps of a text hardly teach it. The **facts** move values
+without any thing: ``9 plus 2 is 11``; a claim needs that besides, and seldom teaches it before it is known.
+Items end before verdict, recap and facts.
+
+Only some words count in the loss: claimed values, remarks, answers, verdicts, true values after a wrong one in
+a recap, results of facts. All others are drawn at random, or always follow, and to predict those teaches
+nothing that is asked here: with all words scored, a small model takes many times as long to bind values to
+things. So the models predict nothing of use at other words.
 
 The verdict comes after the answer, and the answer follows from the statements, so the two texts of a pair
 hold the same tokens from the claim to the end, the answer included.
@@ -25,9 +32,19 @@ from attention_residuals.data.synthetic.families import FAMILIES
 from attention_residuals.data.synthetic.problems import Kind, check_options, draw_problem
 from attention_residuals.data.synthetic.stories import Story, tell
 from attention_residuals.data.synthetic.templates import Template
+from attention_residuals.data.synthetic.words import VERDICTS
 from attention_residuals.errors import ConfigError, is_count
 
-__all__ = ["KIND_TWENTIETHS", "StepDocuments"]
+__all__ = ["KIND_TWENTIETHS", "NUM_FACTS", "StepDocuments"]
+
+LISTED = 8
+"""Things in a text that only lists some, where a family has as many values."""
+
+NUM_FACTS = 3
+"""Facts at the end of each text whose values move."""
+
+_DETERMINED = ("first claim", "plant", "remark")
+"""Places in a story whose words count in the loss, besides its answer."""
 
 KIND_TWENTIETHS: dict[Kind, int] = {"derived": 10, "copied": 4, "irrelevant": 4, "corrected": 2}
 """How many of 20 texts make each kind of claim."""
@@ -42,10 +59,13 @@ class StepDocuments:
 
     Args:
         num_documents: How many, >= 1.
-        inconsistent_share: Share of texts with a wrong claim, 0 to 1. 0 gives models that never saw one.
+        inconsistent_share: Share of texts with a wrong claim, and of wrong values in recaps, 0 to 1. 0 gives
+            models that never saw one.
         families: Which families; default all.
         max_steps: Most statements before a claim, >= 2; there are at least 2.
         num_values: Values that a claim may take, >= 2; items should use the same.
+        max_move: Largest move of one step, >= 1; items should use the same.
+        list_share: Share of texts that only list things with a value each and recap them, 0 to 1.
         seed: >= 0.
 
     Raises:
@@ -71,6 +91,8 @@ class StepDocuments:
     families: tuple[str, ...] = tuple(FAMILIES)
     max_steps: int = 4
     num_values: int = 8
+    max_move: int = 9
+    list_share: float = 0.25
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -90,17 +112,26 @@ class StepDocuments:
                 kind="irrelevant",
                 num_steps=self.max_steps,
                 num_values=self.num_values,
+                max_move=self.max_move,
                 distance=1,
             )
 
     def documents(self) -> Iterator[Document]:
         """Yields the texts in order of their index; text i depends on the options and i only."""
         for index in range(self.num_documents):
+            draws = Draws(("list", self.seed, index))
+            if draws.share("is list") < self.list_share:
+                yield self._list(draws)
+                continue
             family, template, story = self.story(index)
-            things = Draws(("recap", self.seed, index)).some_of(story.truths, len(story.truths))
-            recap = [f"{template.again.format(name=name, plant=value)} ." for name, value in things]
-            text = " ".join((*story.words, story.verdict, ".", *recap))
-            yield Document(f"{family}/{template.name}", text)
+            draws = Draws(("recap", self.seed, index))
+            determined = {story.places[place] - 1 for place in _DETERMINED if place in story.places}
+            determined.add(story.places["answer"])  # the word after the place that predicts it
+            told = [(word, number in determined) for number, word in enumerate(story.words)]
+            told += [(story.verdict, True), (".", False)]
+            told += _recap(draws, template, story.truths)
+            told += [*self._graded(draws, template, story), *self._facts(draws, template)]
+            yield _document(family, template, told)
 
     def story(self, index: int) -> tuple[str, Template, Story]:
         """Gives the family, the template and the story of one text.
@@ -115,7 +146,13 @@ class StepDocuments:
         kind = draws.one_of(kinds, "kind")
         num_steps = 2 + draws.below(self.max_steps - 1, "steps")
         problem = draw_problem(
-            draws, family, template, split="train", num_steps=num_steps, num_values=self.num_values
+            draws,
+            family,
+            template,
+            split="train",
+            num_steps=num_steps,
+            num_values=self.num_values,
+            max_move=self.max_move,
         )
         distance = 1 + draws.below(num_steps, "distance") + (kind == "corrected")
         right, wrong = problem.pair
@@ -126,3 +163,69 @@ class StepDocuments:
             claimed = draws.one_of(wrong_ones, "which") if is_wrong else (right, right)
         story = tell(template, problem, kind=kind, distance=distance, value=right, claimed=claimed)
         return family, template, story
+
+    def _list(self, draws: Draws) -> Document:
+        """Tells many things with a value of its own each, and recaps them: nothing is easier to learn from."""
+        family = draws.one_of(self.families, "family")
+        template = draws.one_of(FAMILIES[family].trained, "template")
+        words = template.values.words
+        number = min(LISTED, len(words), len(FAMILIES[family].things))
+        things = draws.some_of(FAMILIES[family].things, number, "things")
+        truths = tuple(zip(things, draws.some_of(words, number, "values"), strict=True))
+        extras = draws.some_of(words, number, "extras")
+        stated = [
+            template.statement.format(name=name, value=value, extra=extra)
+            for (name, value), extra in zip(truths, extras, strict=True)
+        ]
+        told = [(word, False) for sentence in stated for word in (*sentence.split(), ".")]
+        return _document(family, template, told + _recap(draws, template, truths))
+
+    def _graded(self, draws: Draws, template: Template, story: Story) -> Iterator[tuple[str, bool]]:
+        """Says a value of each thing with a verdict; a wrong one is that of another thing."""
+        for place, (name, value) in enumerate(draws.some_of(story.truths, len(story.truths))):
+            others = sorted({other for _, other in story.truths} - {value})
+            is_wrong = bool(others) and draws.share("wrong", place) < self.inconsistent_share
+            said = draws.one_of(others, "other", place) if is_wrong else value
+            yield from ((word, False) for word in template.again.format(name=name, plant=said).split())
+            yield from ((word, True) for word in ((VERDICTS[1], value) if is_wrong else (VERDICTS[0],)))
+            yield (".", False)
+
+    def _facts(self, draws: Draws, template: Template) -> Iterator[tuple[str, bool]]:
+        """Tells some moves of the template's values, in its directions, among all values that its texts state."""
+        scale = template.values.with_moves_up_to(self.max_move)
+        if not scale.max_offset:
+            return
+        values = scale.values(self.num_values)
+        beyond = 0 if scale.cyclic else scale.max_offset
+        told = range(values[0] - beyond, values[-1] + beyond + 1)
+        for place in range(NUM_FACTS):
+            sign = draws.one_of((template.claim_sign, template.next_sign), "sign", place)
+            move = 1 + draws.below(scale.max_offset, "move", place)
+            value = draws.one_of(told, "value", place)
+            moved = scale.words[scale.shifted(value, sign * move)]
+            fact = scale.facts[sign < 0].format(value=scale.words[value], k=move, moved=moved)
+            *words, last = fact.split()
+            yield from ((word, False) for word in words)
+            yield from ((last, True), (".", False))
+
+
+def _recap(draws: Draws, template: Template, truths: tuple[tuple[str, str], ...]) -> list[tuple[str, bool]]:
+    """Says the true value of each thing, in any order."""
+    told: list[tuple[str, bool]] = []
+    at = template.again.split().index("{plant}")
+    for name, value in draws.some_of(truths, len(truths), "recap"):
+        words = template.again.format(name=name, plant=value).split()
+        told += [(word, number == at) for number, word in enumerate(words)]
+        told.append((".", False))
+    return told
+
+
+def _document(family: str, template: Template, told: list[tuple[str, bool]]) -> Document:
+    """Puts words together, with the ranges of those that are scored."""
+    scored, at = [], 0
+    for word, is_scored in told:
+        if is_scored:
+            scored.append((at, at + len(word)))
+        at += len(word) + 1
+    text = " ".join(word for word, _ in told)
+    return Document(f"{family}/{template.name}", text, scored=tuple(scored))

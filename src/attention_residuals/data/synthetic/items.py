@@ -115,6 +115,7 @@ class StepItems:
         num_steps: Statements before the claim, >= distance; more are harder.
         num_values: Values that a claim may take, >= 2; more are harder. Cycles such as weekdays take all of
             theirs, and short ranges fewer.
+        max_move: Largest move of one step, >= 1; larger is harder. Days and months move by 5 at most, places by 3.
         template: Name of a template; default one of those of training for each item.
         seed: >= 0.
 
@@ -133,6 +134,7 @@ class StepItems:
     distance: int = 2
     num_steps: int = 4
     num_values: int = 8
+    max_move: int = 9
     template: str | None = None
     seed: int = 0
 
@@ -142,6 +144,7 @@ class StepItems:
             kind=self.kind,
             num_steps=self.num_steps,
             num_values=self.num_values,
+            max_move=self.max_move,
             distance=self.distance,
         )
         if self.split not in ("pilot", "confirm"):
@@ -222,6 +225,7 @@ class StepItems:
             split=self.split,
             num_steps=self.num_steps,
             num_values=self.num_values,
+            max_move=self.max_move,
         )
 
     def _tell(self, template: Template, problem: Problem, u: int, p: int, remark: str | None = None) -> Story:

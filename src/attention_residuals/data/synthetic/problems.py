@@ -10,7 +10,7 @@ from attention_residuals.data.synthetic.families import FAMILIES
 from attention_residuals.data.synthetic.scales import Scale
 from attention_residuals.data.synthetic.templates import Template
 from attention_residuals.data.synthetic.words import REMARK_WEIGHTS, REMARKS
-from attention_residuals.errors import ConfigError, nearest
+from attention_residuals.errors import ConfigError, is_count, nearest
 
 __all__ = ["KINDS", "SPLITS", "Kind", "Problem", "Split", "check_options", "draw_problem", "split_of"]
 
@@ -72,7 +72,14 @@ def split_of(family: str, main: str, new: str, last: str, *, moves: tuple[int, i
 
 
 def draw_problem(
-    draws: Draws, family: str, template: Template, *, split: Split, num_steps: int, num_values: int
+    draws: Draws,
+    family: str,
+    template: Template,
+    *,
+    split: Split,
+    num_steps: int,
+    num_values: int,
+    max_move: int,
 ) -> Problem:
     """Draws a problem of a split; templates with the same values get the same problem from the same draws.
 
@@ -86,8 +93,9 @@ def draw_problem(
         split: Where the problem may occur.
         num_steps: Statements before the claim, >= 1.
         num_values: How many values a claim may take, >= 2.
+        max_move: Largest move of one step, >= 1, where the scale allows as much.
     """
-    scale, things = template.values, FAMILIES[family].things
+    scale, things = template.values.with_moves_up_to(max_move), FAMILIES[family].things
     for attempt in count():
         names = draws.some_of(things, num_steps + 2, "things", attempt)
         moves = _move(scale, draws, "first", attempt), _move(scale, draws, "second", attempt)
@@ -130,7 +138,9 @@ def _remark(draws: Draws, place: int) -> str:
     return REMARKS[-1]  # pragma: no cover  the weights sum to exactly 1
 
 
-def check_options(*, family: str, kind: str, num_steps: int, num_values: int, distance: int) -> None:
+def check_options(
+    *, family: str, kind: str, num_steps: int, num_values: int, max_move: int, distance: int
+) -> None:
     """Checks what describes a story.
 
     Raises:
@@ -157,4 +167,6 @@ def check_options(*, family: str, kind: str, num_steps: int, num_values: int, di
             expected=f"{nearest_step} to {num_steps + nearest_step - 1} steps from the statement to the claim",
             do="pass a distance in that range, or more steps",
         )
+    if not is_count(max_move):
+        raise ConfigError(got=f"max_move={max_move!r}", expected="1 or more: a step has to move", do="pass 9")
     FAMILIES[family].templates[0].values.values(num_values)

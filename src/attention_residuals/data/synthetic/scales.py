@@ -1,6 +1,6 @@
 """What values are and how a step moves them: along a cycle, along a range, or not at all."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from attention_residuals.data.synthetic.words import COLOURS, CREATURES, DAYS, MONTHS, NUMBERS, ORDINALS
 from attention_residuals.errors import ConfigError
@@ -16,6 +16,7 @@ class Scale:
         words: The values, each one token.
         max_offset: Largest move of one step; 0 where steps carry values over unchanged.
         cyclic: After the last word comes the first.
+        facts: How a move forwards and a move backwards are told; empty where values do not move.
 
     Example:
         >>> week = SCALES["days"]
@@ -26,6 +27,11 @@ class Scale:
     words: tuple[str, ...]
     max_offset: int
     cyclic: bool = False
+    facts: tuple[str, str] = ("", "")
+
+    def with_moves_up_to(self, max_move: int) -> "Scale":
+        """Makes the same scale with shorter moves; those that are no longer stay as they are."""
+        return replace(self, max_offset=min(self.max_offset, max_move))
 
     def values(self, num_values: int) -> range:
         """Gives the places that a claimed value may take: moves from and to all of them stay on the scale.
@@ -59,11 +65,29 @@ class Scale:
 
 
 SCALES = {
-    "numbers": Scale(words=NUMBERS, max_offset=9),
+    "numbers": Scale(
+        words=NUMBERS,
+        max_offset=9,
+        facts=("{value} plus {k} is {moved}", "{value} - {k} is {moved}"),
+    ),
     "creatures": Scale(words=CREATURES, max_offset=0),
     "colours": Scale(words=COLOURS, max_offset=0),
-    "days": Scale(words=DAYS, max_offset=5, cyclic=True),
-    "months": Scale(words=MONTHS, max_offset=5, cyclic=True),
-    "ordinals": Scale(words=ORDINALS, max_offset=3),
+    "days": Scale(
+        words=DAYS,
+        max_offset=5,
+        cyclic=True,
+        facts=("{k} days after {value} is {moved}", "{k} days before {value} is {moved}"),
+    ),
+    "months": Scale(
+        words=MONTHS,
+        max_offset=5,
+        cyclic=True,
+        facts=("{k} months after {value} is {moved}", "{k} months before {value} is {moved}"),
+    ),
+    "ordinals": Scale(
+        words=ORDINALS,
+        max_offset=3,
+        facts=("{k} places behind {value} is {moved}", "{k} places ahead of {value} is {moved}"),
+    ),
 }
 """Every kind of value by name."""
