@@ -127,6 +127,26 @@ def test_the_bound_holds_in_a_run_of_its_own(residual, site, part):
         assert torch.equal(found.clean_weights, own)
 
 
+def test_only_tokens_that_count_move_and_must_stay():
+    model = model_of()
+    mask = torch.ones_like(TOKENS, dtype=torch.bool)
+    mask[1, 5:] = False
+    counted = torch.zeros_like(mask)
+    counted[:, 3] = counted[1, 5] = True  # the last one is padding
+    found = freedom(model, TOKENS, "L2.mlp", divergence=1e-3, num_steps=20, mask=mask, counted=counted)
+    only = counted & mask
+    assert torch.equal(found.weights[:, ~only], found.clean_weights[:, ~only])
+    assert not torch.equal(found.weights[:, only], found.clean_weights[:, only])
+    with torch.no_grad():
+        clean = model(TOKENS, mask=mask).log_softmax(-1)
+        edited = model(TOKENS, mask=mask, tap=Putting("L2.mlp", "in", found.weights)).log_softmax(-1)
+    cost = F.kl_div(edited, clean, log_target=True, reduction="none").sum(-1)[only].mean().item()
+    assert found.divergence == pytest.approx(cost, rel=1e-2, abs=1e-6)
+    assert 0 < found.divergence <= 1e-3
+    distance = (found.weights - found.clean_weights).abs().sum(0)[only].mean().item() / 2
+    assert found.total_variation == pytest.approx(distance, rel=1e-5)
+
+
 def test_more_may_be_spent_on_more_movement():
     model = model_of()
     moved = [
@@ -188,6 +208,8 @@ def test_what_cannot_move_is_refused():
         freedom(model_of(HyperConnections()), TOKENS, "L2.mlp")
     with pytest.raises(ShapeError, match="without a real token"):
         freedom(model, TOKENS, "output", mask=torch.zeros_like(TOKENS, dtype=torch.bool))
+    with pytest.raises(ShapeError, match="real token that counts"):
+        freedom(model, TOKENS, "output", counted=torch.zeros_like(TOKENS, dtype=torch.bool))
     for options in ({"divergence": 0.0}, {"learning_rate": -1.0}, {"num_steps": 0}):
         with pytest.raises(ConfigError, match="expected: "):
             freedom(model, TOKENS, "output", **options)

@@ -21,14 +21,15 @@ BISECTIONS = 12
 class Freedom:
     """Other weights for one read, far from its own, with which the model predicts nearly the same.
 
-    All numbers are means over real tokens. The weights are what a search has found: others may be farther.
+    All numbers are means over tokens that count, real ones by default. The weights are what a search has found:
+    others may be farther.
 
     Args:
         site: Where the read is.
         part: Of the site.
         source_names: What is read.
         clean_weights: The model's own weights.
-        weights: The weights found, >= 0 and 1 in all; the model's own at padding.
+        weights: The weights found, >= 0 and 1 in all; the model's own at tokens that do not count.
         total_variation: Between both, 0 to 1: the share of the weight that has moved. 0: the predictions pin
             the weights down; ``farthest``: they say nothing about what the model needs to read.
         farthest: The total variation of all weight on the source that had the least: what any weights can
@@ -60,6 +61,7 @@ def freedom(
     num_steps: int = 50,
     learning_rate: float = 0.3,
     mask: Bool[Tensor, "B T"] | None = None,
+    counted: Bool[Tensor, "B T"] | None = None,
     seed: int = 0,
 ) -> Freedom:
     """Searches for weights far from a read's own with which the model still predicts the same.
@@ -73,16 +75,18 @@ def freedom(
         tokens: Texts.
         site: Such as ``"L3.mlp"`` or ``"output"``.
         part: ``"q"``, ``"k"`` or ``"v"`` where the site reads separately for them.
-        divergence: The most that the mean KL(clean || edited) over real tokens may be, nats, above 0.
+        divergence: The most that the mean KL(clean || edited) over tokens that count may be, nats, above 0.
         num_steps: Forward and backward passes of the search, 1 or more.
         learning_rate: Of Adam, in logits a step, above 0.
         mask: True for real tokens.
+        counted: True for tokens whose weights may move and whose predictions must stay, such as the one before
+            an answer; all real ones by default.
         seed: Of the noise that the search starts with.
 
     Raises:
         ConfigError: A site or part that the model does not have, a read of one source, a number out of range.
         EditError: Weights that are not shares of 1.
-        ShapeError: No real token.
+        ShapeError: No real token that counts.
 
     Source:
         Jain and Wallace, "Attention is not Explanation" (arXiv:1902.10186), for attention over tokens; what
@@ -97,7 +101,7 @@ def freedom(
     """
     _require_in_range(divergence, num_steps, learning_rate)
     read = _read_named(model, site, part)
-    search = _Search(model, tokens, mask, read)
+    search = _Search(model, tokens, mask, counted, read)
     found = search.farthest_within(divergence, num_steps, learning_rate, seed)
     uniform = search.at_real(torch.full_like(search.clean, 1 / len(read.sources)))
     with torch.no_grad():
@@ -118,12 +122,22 @@ def freedom(
 class _Search:
     """One read of one model on one text, with the distance and the cost of other weights for it."""
 
-    def __init__(self, model: LanguageModel, tokens: Tensor, mask: Tensor | None, read: SourcesOf) -> None:
+    def __init__(
+        self,
+        model: LanguageModel,
+        tokens: Tensor,
+        mask: Tensor | None,
+        counted: Tensor | None,
+        read: SourcesOf,
+    ) -> None:
         self.model, self.tokens, self.mask, self.place = model, tokens, mask, read
-        self.real = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask
+        real = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask
+        self.real = real if counted is None else real & counted
         if not self.real.any():
             raise ShapeError(
-                got="a mask without a real token", expected="at least one", do="mark the tokens that count"
+                got="a mask without a real token that counts",
+                expected="at least one",
+                do="mark the tokens that count",
             )
         with torch.no_grad():
             looker = _Forced(read, None)
@@ -158,7 +172,7 @@ class _Search:
             return last if self.moved(last).item() > best_moved else best
 
     def at_real(self, weights: Tensor) -> Tensor:
-        """Returns weights that are the model's own at padding."""
+        """Returns weights that are the model's own at tokens that do not count."""
         return torch.where(self._over_heads(self.real), weights, self.clean)
 
     def moved(self, weights: Tensor) -> Tensor:
