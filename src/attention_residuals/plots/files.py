@@ -9,7 +9,7 @@ from attention_residuals.durable import write_new
 from attention_residuals.errors import ConfigError
 from attention_residuals.plots import style
 
-__all__ = ["png_bytes", "save"]
+__all__ = ["png_bytes", "save", "svg_bytes"]
 
 _DOTS_PER_INCH = 150
 
@@ -22,6 +22,16 @@ def png_bytes(figure: Figure) -> bytes:
         b'PNG'
     """
     return _drawn(figure, "png")
+
+
+def svg_bytes(figure: Figure) -> bytes:
+    """Draws a figure as SVG; the same figure gives the same bytes.
+
+    Example:
+        >>> b"<svg" in svg_bytes(Figure(figsize=(1, 1)))
+        True
+    """
+    return _drawn(figure, "svg")
 
 
 def save(figure: Figure, path: Path | str) -> None:
