@@ -1,5 +1,6 @@
 """The whole study, made tiny: everything but the numbers is what ``attnres study contradiction`` gives."""
 
+import csv
 import json
 import re
 from dataclasses import replace
@@ -20,15 +21,17 @@ from attention_residuals.contradiction import (
     study_of,
 )
 from attention_residuals.contradiction.effects import Finding, over_seeds
+from attention_residuals.contradiction.figures import FIGURES, figures
 from attention_residuals.contradiction.findings import plain, routing_of
 from attention_residuals.contradiction.models import model_of, run_folder
 from attention_residuals.contradiction.preregistration import Preregistration
+from attention_residuals.contradiction.tables import TABLES, tables
 from attention_residuals.errors import CheckpointError, ConfigError
 from attention_residuals.layers.residual import AttnRes, StandardResidual
 from attention_residuals.train import Saving, load_run
 from attention_residuals.train import trainer as trainer_module
 
-AGREED = Preregistration("0" * 64, "1" * 40, 16, {"0": ("L1.attention < embedding", "output < B1")})
+AGREED = Preregistration("0" * 64, "1" * 40, 16, {"0": ("L1.attention < embedding", "output < B1")}, "3" * 64)
 
 
 @pytest.fixture(scope="module")
@@ -45,19 +48,19 @@ def piloted(trained):
 
 
 @pytest.fixture(scope="module")
-def failing(trained):
+def failing(trained, piloted):
     """The results of a model that learned nothing."""
-    return stages.confirm(SMALL, trained, AGREED)
+    return stages.confirm(SMALL, trained, AGREED._replace(pilot=piloted["filled_in"]["pilot"]))
 
 
 @pytest.fixture(scope="module")
-def passing(trained):
+def passing(trained, piloted):
     """The same with a gate that stands open, to see what comes behind it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(behaviour, "LEAST_SHARE", -1.0)
         patch.setattr(behaviour, "LEAST_SURPRISE_P", 2.0)
         patch.setattr(behaviour, "_is_surprised", lambda found: True)
-        agreed = AGREED._replace(sha256="2" * 64)
+        agreed = AGREED._replace(sha256="2" * 64, pilot=piloted["filled_in"]["pilot"])
         return stages.confirm(SMALL, trained, agreed)
 
 
@@ -134,6 +137,8 @@ def test_a_failing_gate_gives_a_report_without_claims_about_routing(trained, fai
     assert {claim.about for claim in found} == {"behaviour"}
     assert "No model passes the gate" in found[-1].sentence
     assert failing["over_seeds"]["primary"] is None
+    (trained / "figures").mkdir()
+    (trained / "figures" / "cells.png").write_bytes(b"of an earlier report")
     run_study(SMALL, trained, trained / "none.md", stage="report", progress=False)
     page = (trained / "report.html").read_text()
     assert "No model passes the gate" in page
@@ -143,6 +148,9 @@ def test_a_failing_gate_gives_a_report_without_claims_about_routing(trained, fai
     assert AGREED.sha256 in page
     told = (trained / "claims.yaml").read_text()
     assert told.count("- sentence:") == len(found)
+    assert {path.name for path in (trained / "tables").iterdir()} == {"accuracy.csv", "gate.csv"}
+    assert {path.name for path in (trained / "figures").iterdir()} == {"behaviour.png", "behaviour.svg"}
+    assert page.count("data:image/png;base64,") == 1
     with pytest.raises(ConfigError, match="finished"):
         run_study(SMALL, trained, trained / "none.md", stage="report", progress=False)
 
@@ -157,6 +165,13 @@ def test_what_stands_behind_the_gate_is_complete(passing, trained, monkeypatch):
         one["causes"]["repair"]["weights"]["mass"], rel=0.05
     )
     assert {"weight", "norm share", "projection share"} <= set(one["causes"]["agreement"]["correlations"])
+    assert [pair["direction"] for pair in one["causes"]["interactions"]] in (
+        ["repair", "break"],
+        ["break", "repair"],
+    )
+    searched = {read["site"] for read in one["causes"]["exclusivity"]["reads"]}
+    assert searched == {"L1.attention", "output"}
+    assert one["causes"]["exclusivity"]["num_items"] == 8
     json.dumps(passing, allow_nan=False)
 
 
@@ -164,11 +179,15 @@ def test_every_sentence_has_a_test_and_numbers_that_are_there(passing):
     found = conclusions(passing)
     assert {claim.about for claim in found} == {"behaviour", "routing", "causes"}
     assert any(claim.sentence.startswith("Not found") for claim in found)
+    tests = " ".join(claim.test for claim in found)
+    assert "exclusivity search" in tests
+    assert "max-T over all pairs" in tests
     for claim in found:
         assert claim.test
-        path = claim.artefact.removeprefix("confirm.json: ").replace("*", "0")
+        file, path = claim.artefact.split(": ")
+        assert file == "confirm.json"
         where = passing
-        for key in path.split("."):
+        for key in path.replace("*", "0").split("."):
             where = where[key]
         assert where
 
@@ -221,12 +240,123 @@ def test_nothing_is_called_not_found(passing):
     assert told(result, "routing", "No cell may be named")
 
 
+def changed_causes(passing, change):
+    other = json.loads(json.dumps(passing))
+    change(other["seeds"]["0"]["causes"])
+    return other
+
+
+def test_pairs_of_routes_are_told_with_the_largest(passing):
+    def name_first(causes):
+        first, second = causes["interactions"]
+        first["family_p"], second["family_p"] = 0.01, 0.5
+        first["beyond"] |= {"estimate": -2.0, "low": -2.5, "high": -1.5}
+        second["beyond"]["estimate"] = 0.1
+
+    sentence = told(changed_causes(passing, name_first), "causes", "Some pairs of preregistered routes")
+    assert "0 more and 1 less than the sum, of 2 tests" in sentence
+    assert "-2.0000 [-2.5000, -1.5000] beyond the sum, p 0.01" in sentence
+
+    def name_none(causes):
+        for pair in causes["interactions"]:
+            pair["family_p"] = 0.051
+
+    assert told(changed_causes(passing, name_none), "causes", "No pair of preregistered routes")
+    none = changed_causes(passing, lambda causes: causes.pop("interactions"))
+    assert not any("pair of preregistered" in claim.sentence for claim in conclusions(none))
+    assert "interactions" not in tables(none, conclusions(none))
+
+
+def test_other_weights_are_told_beside_what_the_contradiction_moves(passing):
+    def reach(causes, moved):
+        for read in causes["exclusivity"]["reads"]:
+            read |= {"moved": 0.9, "moved_same": moved, "pair": 0.05}
+
+    far = changed_causes(passing, lambda causes: reach(causes, 0.4))
+    assert "and 2 of 2 reads" in told(far, "causes", "Weights of single reads can move farther")
+    near = changed_causes(passing, lambda causes: reach(causes, 0.04))
+    assert "and 0 of 2 reads" in told(near, "causes", "For some reads no weights were found")
+
+
+def test_tables_hold_the_numbers_of_the_results(passing):
+    mains = [made_up(effect=0.5, seed=seed) for seed in range(2)]
+    result = results(passing, mains)
+    found = tables(result, conclusions(result))
+    assert tuple(found) == TABLES
+    for rows in found.values():
+        assert len({len(row) for row in rows}) == 1
+        assert not any(cell.startswith(("=", "@")) for row in rows for cell in row)
+    cells = [dict(zip(found["cells"][0], row, strict=True)) for row in found["cells"][1:]]
+    assert len(cells) == 2 * len(mains[0].cells)
+    named = {(row["seed"], row["site"], row["source"]) for row in cells if row["named"] == "True"}
+    assert named == {(seed, "L2.attention", "embedding") for seed in "01"}
+    largest = max(cells, key=lambda row: float(row["effect_nats"]))
+    assert float(largest["effect_nats"]) == pytest.approx(0.5, abs=0.1)
+    assert float(largest["max_t_p"]) <= 0.05
+    effects = [dict(zip(found["effects"][0], row, strict=True)) for row in found["effects"][1:]]
+    primary = [
+        row for row in effects if (row["model"], row["number"], row["place"]) == ("Block", "clr", "answer")
+    ]
+    assert [float(row["estimate"]) for row in primary] == [
+        one["routing"]["primary"]["estimate"] for one in result["seeds"].values()
+    ]
+    patches = [dict(zip(found["restoration"][0], row, strict=True)) for row in found["restoration"][1:]]
+    assert len(patches) == 2 * 2 * 4 * 2
+    own = result["seeds"]["0"]["causes"]["repair"]
+    assert float(patches[0]["moved_estimate"]) == own["weights"]["answer"]["moved"]["estimate"]
+    random = [row["share_estimate"] for row in patches if row["patch"] == "random"]
+    share = own["random"]["answer"]["share"]["estimate"]
+    assert random[0] == ("" if share is None else str(share))
+
+
+def test_accuracies_are_told_by_family_kind_and_distance(failing):
+    header, *rows = tables(failing, conclusions(failing))["accuracy"]
+    found = [dict(zip(header, row, strict=True)) for row in rows]
+    assert {(row["kind"], row["distance"]) for row in found if row["set"] in ("main", "distance 3")} == {
+        ("derived", "2"),
+        ("derived", "3"),
+    }
+    assert {row["kind"] for row in found} == {"derived", "copied", "irrelevant", "corrected"}
+    main = [row for row in found if row["set"] == "main"]
+    assert len({row["family"] for row in main}) == len(main)
+    assert sum(int(row["items"]) for row in main) == failing_items(failing)
+    assert all(0 <= float(row["verdict_right"]) <= 1 for row in found)
+
+
+def failing_items(result):
+    return result["seeds"]["0"]["behaviour"]["surprise"]["num_items"]
+
+
+def test_figures_say_what_they_are_from_and_mark_what_passes(passing):
+    result = results(passing, [made_up(effect=0.5, seed=seed) for seed in range(2)])
+    claims = conclusions(result)
+    found = figures(result, claims)
+    assert set(found) >= set(FIGURES) - {"restoration"}
+    for name, drawn in found.items():
+        below = " ".join(" ".join(text.get_text().split()) for text in drawn.figure.texts)
+        for needed in ("n = ", "nothing is padded", "float32", "seed 0", "preregistration 2222", "code "):
+            assert needed in below, (name, needed)
+        assert result["seeds"]["0"]["behaviour"]["model"][:12] in below
+        assert result["seeds"]["0"]["behaviour"]["code"][:12] in below
+    panels = [axes for axes in found["cells"].figure.axes if axes.get_title(loc="left")]
+    assert [axes.get_title(loc="left") for axes in panels] == ["seed 0", "seed 1", "mean"]
+    sites = [label.get_text() for label in panels[0].get_yticklabels()]
+    for axes in panels:
+        (mark,) = axes.patches
+        assert (sites[round(mark.get_y() + 0.5)], round(mark.get_x() + 0.5)) == ("L2.attention", 0)
+    nothing = results(passing, [made_up(seed=seed) for seed in range(2)])
+    drawn = figures(nothing, conclusions(nothing))["cells"].figure
+    assert not any(axes.patches for axes in drawn.axes)
+
+
 def test_a_control_that_must_be_zero_ends_all_claims(passing):
     broken = json.loads(json.dumps(passing))
     broken["seeds"]["0"]["routing"]["controls"]["static weights"]["holds"] = False
     found = conclusions(broken)
     assert {claim.about for claim in found} == {"behaviour", "pipeline"}
     assert "not to be trusted" in found[-1].sentence
+    assert set(tables(broken, found)) == {"accuracy", "gate", "controls"}
+    assert set(figures(broken, found)) == {"behaviour"}
 
 
 def test_the_report_shows_all_parts_and_a_pair(passing, trained, tmp_path):
@@ -238,8 +368,31 @@ def test_the_report_shows_all_parts_and_a_pair(passing, trained, tmp_path):
     headings = re.findall(r"<h2>(.*?)</h2>", page)
     assert headings[0] == "What was found, and what was not"
     assert {"Crossed effects", "The twelve controls", "What the routes do", "Layer by layer"} <= set(headings)
-    assert page.count("data:image/png;base64,") == 2
+    assert {"Pairs of routes", "Would other weights give the same answer?"} <= set(headings)
+    names = {path.stem for path in (tmp_path / "figures").iterdir()}
+    assert set(FIGURES) - {"restoration"} <= names <= set(FIGURES)
+    assert len(list((tmp_path / "figures").iterdir())) == 2 * len(names)
+    assert page.count("data:image/png;base64,") == len(names)
+    for name in TABLES:
+        with (tmp_path / "tables" / f"{name}.csv").open(newline="") as file:
+            rows = list(csv.reader(file))
+        assert rows[0][0] in ("seed", "model")
+        assert len(rows) > 1
     assert '"name":"contradictory"' in page
+
+
+def test_confirming_is_refused_with_another_pilot(trained, piloted):
+    with pytest.raises(ConfigError, match="a preregistration from 333333333333"):
+        stages.confirm(SMALL, trained, AGREED)
+
+
+def test_confirming_goes_on_without_a_pilot_and_says_so(tmp_path, monkeypatch):
+    told = []
+    monkeypatch.setattr(stages, "_once", lambda *_: {"routing": None})
+    (tmp_path / "run").mkdir()
+    found = stages.confirm(SMALL, tmp_path / "run", AGREED, note=told.append)
+    assert found["seeds"] == {"0": {"routing": None}}
+    assert told[0].startswith("no pilot.json in ")
 
 
 def test_confirming_is_refused_without_a_committed_preregistration(trained, piloted, tmp_path):

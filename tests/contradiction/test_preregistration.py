@@ -8,7 +8,13 @@ import pytest
 from contradiction_fixtures import STUDY
 
 from attention_residuals.contradiction import Study, preregistered
-from attention_residuals.contradiction.preregistration import filled_in, planned_items
+from attention_residuals.contradiction.preregistration import (
+    Preregistration,
+    checked_pilot,
+    filled_in,
+    pilot_digest,
+    planned_items,
+)
 from attention_residuals.errors import ConfigError
 
 
@@ -37,6 +43,7 @@ def test_a_committed_document_is_taken(document):
     found = preregistered(path, STUDY)
     assert found.num_items == block["num_items"]
     assert found.routes == {"0": ("output < B1",)}
+    assert found.pilot == "p"
     assert len(found.sha256) == 64
     assert len(found.commit) == 40
 
@@ -111,3 +118,40 @@ def test_the_effect_that_is_planned_for_stays_in_its_bounds():
     assert planned_items(Study(), 0.01, 1.0)[0] == 0.2
     assert planned_items(Study(), -2.0, 1.0) == (0.3, 400)
     assert planned_items(Study(), 0.2, 3.0)[1] > 1000
+
+
+PILOT = {"0": {"behaviour": {"code": "a", "answers": 0.9}, "primary": {"dz": 0.2}, "routes": ["output < B1"]}}
+
+
+def checked(folder, seeds):
+    (folder / "pilot.json").write_text(json.dumps({"format": 1, "seeds": seeds}))
+    return checked_pilot(folder / "pilot.json", Preregistration("h", "c", 400, {}, pilot_digest(PILOT)))
+
+
+def test_the_pilot_of_the_document_is_taken(tmp_path):
+    assert "is the pilot" in checked(tmp_path, PILOT)
+
+
+def test_other_code_with_the_same_results_is_the_same_pilot(tmp_path):
+    again = json.loads(json.dumps(PILOT).replace('"code": "a"', '"code": "b"'))
+    assert again != PILOT
+    assert "is the pilot" in checked(tmp_path, again)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("0.9", "0.91"), ("0.2", "0.3"), ("output < B1", "output < B2"), ('"0"', '"1"')]
+)
+def test_another_pilot_is_refused_with_both_digests(tmp_path, old, new):
+    other = json.loads(json.dumps(PILOT).replace(old, new))
+    assert other != PILOT
+    with pytest.raises(ConfigError, match=pilot_digest(other)[:12]) as caught:
+        checked(tmp_path, other)
+    assert pilot_digest(PILOT)[:12] in str(caught.value)
+    assert "commit it with the reason" in str(caught.value)
+
+
+def test_a_missing_pilot_is_said(tmp_path):
+    agreed = Preregistration("h", "c", 400, {}, "p")
+    told = checked_pilot(tmp_path / "pilot.json", agreed)
+    assert "unchecked" in told
+    assert "--stage pilot" in told

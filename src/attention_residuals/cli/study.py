@@ -26,7 +26,7 @@ def study_command(
 
     contradiction: does a model look back when a step contradicts an earlier one? It trains the models, runs
     a pilot that says how many items are needed, tests what was preregistered once that is committed, and
-    writes report.html and claims.yaml.
+    writes report.html, claims.yaml, tables/ (CSV) and figures/ (PNG and SVG).
 
     For example:
       attnres study contradiction --stage train

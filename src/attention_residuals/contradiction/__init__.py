@@ -7,7 +7,8 @@ preregistration.
 
 from attention_residuals.contradiction.behaviour import Gate, gate, probe
 from attention_residuals.contradiction.causal import patched, swept_routes
-from attention_residuals.contradiction.conclusions import Claim, conclusions
+from attention_residuals.contradiction.claims import Claim
+from attention_residuals.contradiction.conclusions import conclusions
 from attention_residuals.contradiction.controls import CONTROLS, Control, Evidence
 from attention_residuals.contradiction.effects import PRIMARY, finding, primary_effects
 from attention_residuals.contradiction.measurement import Measured, measure

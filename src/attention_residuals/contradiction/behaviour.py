@@ -107,12 +107,16 @@ def probe(states_IUPD: Numbers, clusters: Sequence[str], *, strength: float = 1.
 
 
 def accuracies(measured: Measured) -> dict[str, dict[str, float]]:
-    """Gives by family the shares of right answers to consistent and to contradictory texts, and of right verdicts."""
+    """Gives by family the shares of right answers to consistent and to contradictory texts, and of right verdicts.
+
+    ``items`` says of how many; each is two consistent and two contradictory texts.
+    """
     families = np.array([cluster.split("/")[0] for cluster in measured.clusters])
     right = measured["right"]
     verdicts = measured["verdict"] * np.array([[-1.0, 1.0], [1.0, -1.0]]) > 0
     return {
         family: {
+            "items": int(own.sum()),
             "consistent": float(np.mean([right[own, 0, 0], right[own, 1, 1]])),
             "contradictory": float(np.mean([right[own, 0, 1], right[own, 1, 0]])),
             "verdict": float(verdicts[own].mean()),

@@ -43,8 +43,11 @@ __all__ = [
     "DIRECTIONS",
     "METRICS",
     "PATCHES",
+    "Direction",
     "Moved",
+    "Patching",
     "matched_mass",
+    "moved_answers",
     "patched",
     "routed_weights",
     "swept_routes",
@@ -100,6 +103,30 @@ def patched(
     return _joined(parts, order)
 
 
+def moved_answers(
+    model: LanguageModel, items: Sequence[Item], sets: Sequence[Sequence[str]], *, direction: Direction
+) -> tuple[Numbers, Numbers]:
+    """Patches the weights of each set of routes together, one set after the other.
+
+    Args:
+        model: That routes.
+        items: One or more.
+        sets: Routes that are patched at once.
+        direction: See the module.
+
+    Returns:
+        How far each set moves the answer of each item, [sets, items], and how far the other text's is from it,
+        [items]; logits.
+    """
+    moved, total = np.zeros((len(sets), len(items))), np.zeros(len(items))
+    for rows, group in equal_shaped(items):
+        pair = _Pair(model, group, direction)
+        for number, routes in enumerate(sets):
+            found = pair.patched(routes, "weights", 0)
+            moved[number, rows], total[rows] = found.moved["answer"], found.total["answer"]
+    return moved, total
+
+
 def swept_routes(model: LanguageModel, items: Sequence[Item], routes: Sequence[str]) -> dict[str, Numbers]:
     """Patches the weights of every route by itself, in both directions.
 
@@ -111,14 +138,12 @@ def swept_routes(model: LanguageModel, items: Sequence[Item], routes: Sequence[s
     Returns:
         For each direction, how far each route moves the answer: mean over items of the absolute change, logits.
     """
-    sums = {direction: np.zeros(len(routes)) for direction in DIRECTIONS}
-    for _, group in equal_shaped(items):
-        for direction in ("repair", "break"):
-            pair = _Pair(model, group, direction)
-            for number, route in enumerate(routes):
-                found = pair.patched([route], "weights", 0)
-                sums[direction][number] += np.abs(found.moved["answer"]).sum()
-    return {direction: total / len(items) for direction, total in sums.items()}
+    directions: tuple[Direction, ...] = ("repair", "break")
+    alone = [[route] for route in routes]
+    return {
+        direction: np.abs(moved_answers(model, items, alone, direction=direction)[0]).mean(1)
+        for direction in directions
+    }
 
 
 def routed_weights(

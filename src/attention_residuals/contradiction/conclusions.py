@@ -1,28 +1,18 @@
 """The results in plain words: each sentence with the test behind it and the artefact that holds the numbers."""
 
-import json
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
+from attention_residuals.contradiction.cause_claims import cause_claims
+from attention_residuals.contradiction.claims import Claim
 from attention_residuals.contradiction.preregistration import ALPHA
 
-__all__ = ["MUST_HOLD", "Claim", "claims_yaml", "conclusions"]
+__all__ = ["MUST_HOLD", "conclusions"]
 
 MUST_HOLD = ("before the plant", "untrained and zero-query", "static weights")
 """Controls without which no number counts, since each must be 0 by construction."""
 
 Result = Mapping[str, Any]
-
-
-class Claim(NamedTuple):
-    """A sentence of the report."""
-
-    sentence: str
-    test: str
-    artefact: str
-    """A file of the study's folder, and where in it the numbers are."""
-    about: str
-    """``behaviour``, ``pipeline``, ``routing`` or ``causes``."""
 
 
 def conclusions(result: Result) -> tuple[Claim, ...]:
@@ -46,34 +36,8 @@ def conclusions(result: Result) -> tuple[Claim, ...]:
         *_primary(result, passing),
         *_surprise(passing),
         *_cells(passing),
-        *_causes(passing),
-        *_readable(passing),
+        *cause_claims(passing),
     )
-
-
-def claims_yaml(claims: Sequence[Claim], about: Mapping[str, str]) -> str:
-    """Writes claims.yaml: every sentence with its test and its artefact.
-
-    Args:
-        claims: Of ``conclusions``.
-        about: Digests of what they rest on.
-
-    Example:
-        >>> print(claims_yaml([Claim("It is so.", "sign flip", "confirm.json", "routing")], {"code": "ab"}))
-        about:
-          code: "ab"
-        claims:
-          - sentence: "It is so."
-            test: "sign flip"
-            artefact: "confirm.json"
-            about: "routing"
-        <BLANKLINE>
-    """
-    lines = ["about:", *(f"  {name}: {json.dumps(value)}" for name, value in about.items()), "claims:"]
-    for claim in claims:
-        fields = [f"{name}: {json.dumps(value)}" for name, value in claim._asdict().items()]
-        lines += [f"  - {fields[0]}", *(f"    {one}" for one in fields[1:])]
-    return "\n".join(lines) + "\n"
 
 
 def _gate(seeds: Result, passing: Result) -> list[Claim]:
@@ -201,63 +165,3 @@ def _cells(passing: Result) -> list[Claim]:
             "routing",
         )
     ]
-
-
-def _causes(passing: Result) -> list[Claim]:
-    claims = []
-    for direction, what in (
-        ("repair", "Giving the contradictory text the consistent one's"),
-        ("break", "Giving the consistent text the contradictory one's"),
-    ):
-        for metric in ("answer", "verdict"):
-            told = []
-            for seed, one in passing.items():
-                found = one["causes"][direction]
-                shares = ", ".join(
-                    f"{patch} {_share(found[patch][metric])}" for patch in ("weights", "values", "both")
-                )
-                told.append(
-                    f"seed {seed}: {shares}; against random routes p {found['random'][metric]['p']:.2g}"
-                )
-            beyond = all(one["causes"][direction]["random"][metric]["p"] <= 0.1 for one in passing.values())
-            verdict = "does more than" if beyond else "does no more than"
-            claims.append(
-                Claim(
-                    f"{what} weights on the preregistered routes {verdict} random routes of the same mass for the "
-                    f"{metric}. Share of the difference between the texts that is restored: {'; '.join(told)}.",
-                    "Fieller's interval over items; rank among random routes",
-                    f"confirm.json: seeds.*.causes.{direction}",
-                    "causes",
-                )
-            )
-    return claims
-
-
-def _share(found: Result) -> str:
-    share = found["share"]
-    if share["estimate"] is None:
-        return f"{found['moved']['estimate']:+.3f} logits (no share: the texts do not differ for sure)"
-    return f"{share['estimate']:+.0%} [{share['low']:+.0%}, {share['high']:+.0%}]"
-
-
-def _readable(passing: Result) -> list[Claim]:
-    told = []
-    for seed, one in passing.items():
-        found = one["causes"]["agreement"]["correlations"]
-        parts = [f"{name} {_correlation(value)}" for name, value in found.items()]
-        told.append(f"seed {seed}: {', '.join(parts)}")
-    return [
-        Claim(
-            "How readable numbers rank routes as patching their weights does (Spearman, all routes): "
-            f"{'; '.join(told)}.",
-            "rank correlation, bootstrap over routes",
-            "confirm.json: seeds.*.causes.agreement",
-            "causes",
-        )
-    ]
-
-
-def _correlation(found: Result) -> str:
-    if found["correlation"] is None:
-        return "undefined"
-    return f"{found['correlation']:+.2f} [{found['low']:+.2f}, {found['high']:+.2f}]"

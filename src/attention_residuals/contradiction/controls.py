@@ -180,7 +180,9 @@ def _distance(evidence: Evidence) -> Control:
             primary_effects(far) - primary_effects(near), near.clusters, num_draws=evidence.num_draws
         )
         label = "copied" if kind else "derived"
-        numbers |= {f"{label} {step + 1}": one.estimate for step, one in enumerate(found)}
+        for step, one in enumerate(found):
+            numbers[f"{label} {step + 1}"] = one.estimate
+            numbers |= {f"{label} {step + 1} {end}": getattr(one, end) for end in ("low", "high")}
         numbers[f"{label} 3 less 1"] = slope.estimate
         told = ", ".join(f"{one.estimate:+.4f}" for one in found)
         parts.append(f"{label}: {told} at 1, 2, 3 steps; 3 less 1 {slope.estimate:+.4f} (p {slope.p:.2g})")

@@ -18,6 +18,8 @@ from attention_residuals.contradiction.causal import (
 )
 from attention_residuals.contradiction.controls import Evidence, all_controls
 from attention_residuals.contradiction.effects import cell_tests, finding, primary_effects
+from attention_residuals.contradiction.exclusivity import BOUND, NUM_SEARCHED, reaches, searched_sites
+from attention_residuals.contradiction.interactions import interactions
 from attention_residuals.contradiction.measurement import Measured
 from attention_residuals.contradiction.passes import ROUTING
 from attention_residuals.contradiction.study import Study
@@ -67,6 +69,7 @@ def routing_of(evidence: Evidence, full: Measured) -> dict[str, Any]:
     return {
         "primary": of(main),
         "full": of(full),
+        "full_model": full.about["model"],
         "places": {place: of(main, place=place) for place in CLAIM_PLACES},
         "numbers": {name: of(main, name) for name in ROUTING},
         "profile": dict(zip(main.sites, profile.tolist(), strict=True)),
@@ -115,6 +118,16 @@ def causes_of(
         found[direction] = {
             kind: _moved(one, clusters, study.num_draws) for kind, one in by_patch.items()
         } | {"random": _random(by_patch["weights"], random)}
+    if len(routes) > 1:
+        pairs = interactions(model, own, clusters, routes, num_draws=study.num_draws)
+        found["interactions"] = [plain(pair) for pair in pairs]
+    searched = own[:NUM_SEARCHED]
+    reach = reaches(model, searched, searched_sites(main.sites, routes))
+    found["exclusivity"] = {
+        "bound": BOUND,
+        "num_items": len(searched),
+        "reads": [plain(one) for one in reach],
+    }
     found["agreement"] = _agreement(study, model, own, main)
     return found
 
@@ -140,17 +153,19 @@ def plain(found: Any) -> Any:
 def _moved(one: Moved, clusters: Sequence[str], num_draws: int) -> dict[str, Any]:
     told: dict[str, Any] = {"divergence": float(one.divergence.mean()), "mass": float(one.mass.mean())}
     for metric in METRICS:
-        share: dict[str, Any]
-        try:
-            share = plain(restoration(one.moved[metric], one.total[metric]))
-        except NonFiniteError as error:
-            share = {"estimate": None, "why": error.got}
         told[metric] = {
             "moved": plain(finding(one.moved[metric], clusters, num_draws=num_draws)),
             "total": plain(finding(one.total[metric], clusters, num_draws=num_draws)),
-            "share": share,
+            "share": _share(one.moved[metric], one.total[metric]),
         }
     return told
+
+
+def _share(moved: Numbers, total: Numbers) -> dict[str, Any]:
+    try:
+        return dict(plain(restoration(moved, total)))
+    except NonFiniteError as error:
+        return {"estimate": None, "low": None, "high": None, "why": error.got}
 
 
 def _random(chosen: Moved, random: Sequence[Moved]) -> dict[str, Any]:
@@ -161,7 +176,9 @@ def _random(chosen: Moved, random: Sequence[Moved]) -> dict[str, Any]:
         own = towards * chosen.moved[metric].mean()
         others = np.array([towards * one.moved[metric].mean() for one in random])
         p = (1 + int((others >= own).sum())) / (1 + len(others))
-        told[metric] = {"chosen": float(own), "random": others.tolist(), "p": p}
+        mean = np.mean([one.moved[metric] for one in random], axis=0)
+        share = _share(mean, chosen.total[metric])
+        told[metric] = {"chosen": float(own), "random": others.tolist(), "p": p, "share": share}
     return told
 
 

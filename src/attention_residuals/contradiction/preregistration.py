@@ -5,12 +5,14 @@ import json
 import math
 import re
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from attention_residuals.configs import encode
 from attention_residuals.contradiction.study import Study, digest
 from attention_residuals.errors import ConfigError
+from attention_residuals.models.weights import read_json
 from attention_residuals.stats import needed_items
 
 __all__ = [
@@ -18,7 +20,9 @@ __all__ = [
     "LARGEST_DZ",
     "SMALLEST_DZ",
     "Preregistration",
+    "checked_pilot",
     "filled_in",
+    "pilot_digest",
     "planned_items",
     "preregistered",
 ]
@@ -39,6 +43,8 @@ class Preregistration(NamedTuple):
     num_items: int
     routes: dict[str, tuple[str, ...]]
     """By seed, the routes that the pilot chose."""
+    pilot: str
+    """The digest of the pilot's results; see ``pilot_digest``."""
 
 
 def planned_items(study: Study, dz: float, design_effect: float) -> tuple[float, int]:
@@ -65,7 +71,7 @@ def filled_in(
 
     Args:
         study: What the pilot was run with.
-        pilot: The digest of its results.
+        pilot: The digest of its results, of ``pilot_digest``.
         dz: Of the primary number in the pilot, median over seeds.
         design_effect: The same.
         routes: By seed.
@@ -120,7 +126,59 @@ def preregistered(path: Path, study: Study) -> Preregistration:
             do=f"plan {needed - found['num_items']} more items, or plan for a larger effect and say so",
         )
     routes = {seed: tuple(one) for seed, one in found["routes"].items()}
-    return Preregistration(hashlib.sha256(content).hexdigest(), commit, found["num_items"], routes)
+    return Preregistration(
+        hashlib.sha256(content).hexdigest(), commit, found["num_items"], routes, found["pilot"]
+    )
+
+
+def pilot_digest(seeds: Mapping[str, Any]) -> str:
+    """Returns the SHA-256 of a pilot's results, by which a document knows which pilot filled it in.
+
+    Which code measured them is left out: other code that finds the very same makes no other pilot.
+
+    Args:
+        seeds: What pilot.json holds of each seed.
+
+    Example:
+        >>> one = {"behaviour": {"code": "a", "answers": 0.9}, "routes": []}
+        >>> other = {"behaviour": {"code": "b", "answers": 0.9}, "routes": []}
+        >>> pilot_digest({"0": one}) == pilot_digest({"0": other})
+        True
+    """
+    told = {}
+    for seed, one in seeds.items():
+        behaviour = {name: value for name, value in one["behaviour"].items() if name != "code"}
+        told[seed] = {**one, "behaviour": behaviour}
+    return digest(told)
+
+
+def checked_pilot(path: Path, agreed: Preregistration) -> str:
+    """Checks that a pilot is the one that filled in the preregistration, where its results are still there.
+
+    Args:
+        path: Of pilot.json.
+        agreed: The preregistration.
+
+    Returns:
+        What was checked, in words.
+
+    Raises:
+        ConfigError: Another pilot.
+    """
+    if not path.is_file():
+        return (
+            f"no {path.name} in {path.parent}: going on with what the preregistration says of it, unchecked; "
+            "attnres study contradiction --stage pilot makes it again"
+        )
+    found = pilot_digest(read_json(path, newest=1)["seeds"])
+    if found != agreed.pilot:
+        raise ConfigError(
+            got=f"{path} with results {found[:12]}, and a preregistration from {agreed.pilot[:12]}",
+            expected="the pilot that filled in the preregistration",
+            do="put back the pilot.json that did; or put the block that --stage pilot prints into the document "
+            "and commit it with the reason, before anything is confirmed",
+        )
+    return f"{path.name} is the pilot that filled in the preregistration"
 
 
 def _facts(path: Path, text: str) -> dict[str, Any]:

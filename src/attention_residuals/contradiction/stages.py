@@ -28,7 +28,13 @@ from attention_residuals.contradiction.findings import (
 )
 from attention_residuals.contradiction.measurement import Measured, code_digest, equal_shaped, measured_once
 from attention_residuals.contradiction.models import MADE, model_of, train_models
-from attention_residuals.contradiction.preregistration import Preregistration, filled_in, preregistered
+from attention_residuals.contradiction.preregistration import (
+    Preregistration,
+    checked_pilot,
+    filled_in,
+    pilot_digest,
+    preregistered,
+)
 from attention_residuals.contradiction.report import write_report
 from attention_residuals.contradiction.study import ITEM_SETS, Study, digest, least_items
 from attention_residuals.data.synthetic import Item
@@ -58,8 +64,8 @@ def run_study(
 
     Args:
         study: What to run; a folder is for one study only.
-        folder: Receives study.json, corpus/, models/, measured/, pilot.json, confirm.json, claims.yaml and
-            report.html.
+        folder: Receives study.json, corpus/, models/, measured/, pilot.json, confirm.json, claims.yaml,
+            tables/, figures/ and report.html.
         preregistration: The document that must be committed before the confirming run.
         stage: One of ``STAGES``; None runs them in order.
         progress: Say on stderr what is done.
@@ -69,7 +75,7 @@ def run_study(
         Whether it is finished; False where a signal stopped the training, and the same call goes on.
 
     Raises:
-        ConfigError: The folder is another study's, or the preregistration does not hold.
+        ConfigError: The folder is another study's, or the preregistration does not hold, or is another pilot's.
         CheckpointError: A model is not trained yet.
     """
     claim_folder(study, folder)
@@ -90,6 +96,7 @@ def run_study(
         else:
             write_report(study, folder, device=device)
             note(f"report in {folder / 'report.html'}, claims in {folder / 'claims.yaml'}")
+            note(f"tables in {folder / 'tables'}, figures in {folder / 'figures'}")
     return True
 
 
@@ -140,7 +147,7 @@ def pilot(
         routes[str(seed)] = found["routes"]
     block = filled_in(
         study,
-        pilot=digest(seeds),
+        pilot=pilot_digest(seeds),
         dz=float(np.median(sizes)),
         design_effect=float(np.median(wide)),
         routes=routes,
@@ -169,7 +176,11 @@ def confirm(
 
     Returns:
         What confirm.json holds.
+
+    Raises:
+        ConfigError: There is a pilot.json, and it is not the pilot that filled in the preregistration.
     """
+    note(checked_pilot(folder / "pilot.json", agreed))
     numbers = {**least_items(study), "main": agreed.num_items}
     seeds: dict[str, Any] = {}
     for seed in study.seeds:

@@ -1,0 +1,43 @@
+"""Sentences of the report, each with the test behind it and the artefact that holds its numbers."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+__all__ = ["Claim", "claims_yaml"]
+
+
+class Claim(NamedTuple):
+    """A sentence of the report."""
+
+    sentence: str
+    test: str
+    artefact: str
+    """A file of the study's folder, and where in it the numbers are."""
+    about: str
+    """``behaviour``, ``pipeline``, ``routing`` or ``causes``."""
+
+
+def claims_yaml(claims: Sequence[Claim], about: Mapping[str, str]) -> str:
+    """Writes claims.yaml: every sentence with its test and its artefact.
+
+    Args:
+        claims: Of ``conclusions``.
+        about: Digests of what they rest on.
+
+    Example:
+        >>> print(claims_yaml([Claim("It is so.", "sign flip", "confirm.json", "routing")], {"code": "ab"}))
+        about:
+          code: "ab"
+        claims:
+          - sentence: "It is so."
+            test: "sign flip"
+            artefact: "confirm.json"
+            about: "routing"
+        <BLANKLINE>
+    """
+    lines = ["about:", *(f"  {name}: {json.dumps(value)}" for name, value in about.items()), "claims:"]
+    for claim in claims:
+        fields = [f"{name}: {json.dumps(value)}" for name, value in claim._asdict().items()]
+        lines += [f"  - {fields[0]}", *(f"    {one}" for one in fields[1:])]
+    return "\n".join(lines) + "\n"
