@@ -144,7 +144,8 @@ def _profile(result: Result, routed: Result, kind: str) -> Drawn:
         footer=origin(result, routed, f"{_num_items(routed)} items, at the answer token"),
     )
     ends = ", ".join(f"{name} from {min(line):+.3f} to {max(line):+.3f}" for name, line in lines.items())
-    return Drawn(figure, f"Layer by layer, {kind} reads.", f"Lines: {ends}.")
+    first = " The first one has a single source, so its weight cannot change." if kind == "attention" else ""
+    return Drawn(figure, f"Layer by layer, {kind} reads.{first}", f"Lines: {ends}.")
 
 
 def _cells(result: Result, routed: Result) -> Drawn | None:

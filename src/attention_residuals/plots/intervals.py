@@ -1,6 +1,7 @@
 """Estimates with their intervals, row by row."""
 
 import math
+import textwrap
 from collections.abc import Mapping
 from typing import Any
 
@@ -55,12 +56,13 @@ def interval_plot(
     below = math.ceil(len(panels) / beside)
     room = 0.3 + 0.075 * max(len(name) for name in rows)
     height = len(rows) * (_STEP * len(series) + _GAP)
+    label = textwrap.wrap(style.plain(x_label), 34)  # as many letters as a panel is wide
     with style.applied():
         figure = style.new_figure(
             title,
             footer,
             width=max(6.5, room + 2.9 * beside),
-            body=below * (height + 0.45) + 0.35,
+            body=below * (height + 0.45) + 0.2 + 0.17 * len(label),
             key=0.15 + 0.2 * len(series) if len(series) > 1 else 0.1,
         )
         grid = figure.subplots(below, beside, squeeze=False, sharex=True, sharey=True)
@@ -69,7 +71,8 @@ def interval_plot(
             axes.set_title(style.plain(name), loc="left")
         for axes in grid.flat[len(panels) :]:
             axes.set_visible(False)
-        figure.supxlabel(style.plain(x_label), fontsize="medium")
+        for axes in grid[-1]:
+            axes.set_xlabel("\n".join(label))
         if len(series) > 1:
             style.add_key(figure, _marks(figure.axes[0], series), ncols=1, indent=0.4)
     return figure
