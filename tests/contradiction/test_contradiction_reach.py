@@ -12,6 +12,7 @@ from attention_residuals.contradiction.interactions import interaction_effects
 from attention_residuals.trace import freedom
 
 ITEMS = STUDY.items("pilot", "main", 12)[::4]  # of one template
+MANY = STUDY.items("pilot", "main", 64)
 ROUTES = ("L1.mlp < embedding", "L2.attention < embedding", "L2.mlp < B1")
 CLUSTERS = [str(number) for number in range(8)]
 
@@ -52,8 +53,8 @@ def made_up_moves(beyond, total=-1.0):
 @pytest.mark.parametrize("total", [1.0, -1.0])
 def test_a_planted_interaction_is_found_with_its_sign_and_no_other(monkeypatch, total):
     monkeypatch.setattr(interactions, "moved_answers", made_up_moves(-0.5, total))
-    items, clusters = [None] * 64, [str(number % 16) for number in range(64)]
-    first, *others = interactions.interactions(None, items, clusters, ROUTES, num_draws=2000)
+    clusters = [str(number % 16) for number in range(64)]
+    first, *others = interactions.interactions(model_with(), MANY, clusters, ROUTES, num_draws=2000)
     assert (first.first, first.second, first.direction) == (*ROUTES[:2], "repair")
     assert first.family_p <= 0.01
     # Where the other text is below this one, less movement is movement away from it turned round.
@@ -64,7 +65,7 @@ def test_a_planted_interaction_is_found_with_its_sign_and_no_other(monkeypatch, 
 
 def test_pairs_that_add_up_are_seldom_named(monkeypatch):
     monkeypatch.setattr(interactions, "moved_answers", made_up_moves(0.0))
-    found = interactions.interactions(None, [None] * 64, [*CLUSTERS, *CLUSTERS] * 4, ROUTES, num_draws=500)
+    found = interactions.interactions(model_with(), MANY, CLUSTERS * 8, ROUTES, num_draws=500)
     assert min(pair.family_p for pair in found) > 0.05
 
 
