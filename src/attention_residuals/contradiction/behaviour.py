@@ -106,7 +106,7 @@ def probe(states_IUPD: Numbers, clusters: Sequence[str], *, strength: float = 1.
     return Probe(accuracy, _accuracy(states_IUPD, labels * turned[:, None, None], clusters, strength))
 
 
-def accuracies(measured: Measured) -> dict[str, dict[str, float]]:
+def accuracies(measured: Measured) -> dict[str, dict[str, float | int]]:
     """Gives by family the shares of right answers to consistent and to contradictory texts, and of right verdicts.
 
     ``items`` says of how many; each is two consistent and two contradictory texts.
