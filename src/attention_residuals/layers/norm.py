@@ -4,6 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.module import _has_any_global_hook
 
 from attention_residuals.ops.depth_read import compute_dtype
 
@@ -50,28 +51,22 @@ def foldable(norm: object) -> tuple[Tensor, float] | None:
         >>> foldable(RMSNorm(4, eps=1e-5))[1], foldable(nn.LayerNorm(4))
         (1e-05, None)
     """
-    if not isinstance(norm, nn.Module) or _is_watched(norm):
-        return None
     if type(norm) is RMSNorm:
-        return norm.gain, norm.eps
+        return None if _is_watched(norm) else (norm.gain, norm.eps)
     # Without an eps of its own, PyTorch's norm takes that of the dtype it computes in.
-    if (
-        type(norm) is nn.RMSNorm
-        and norm.eps is not None
-        and norm.weight is not None
-        and norm.weight.ndim == 1
-    ):
-        return norm.weight, norm.eps
-    return None
+    if type(norm) is not nn.RMSNorm or norm.eps is None or norm.weight is None or norm.weight.ndim != 1:
+        return None
+    return None if _is_watched(norm) else (norm.weight, norm.eps)
 
 
 def _is_watched(norm: nn.Module) -> bool:
     """Tells whether somebody has hooked into the norm, or put another forward pass into it."""
+    own = norm.__dict__
     return bool(
-        norm._forward_hooks
-        or norm._forward_pre_hooks
-        or norm._backward_hooks
-        or norm._backward_pre_hooks
-        or "forward" in norm.__dict__
-        or nn.modules.module._has_any_global_hook()
+        own["_forward_hooks"]
+        or own["_forward_pre_hooks"]
+        or own["_backward_hooks"]
+        or own["_backward_pre_hooks"]
+        or "forward" in own
+        or _has_any_global_hook()
     )

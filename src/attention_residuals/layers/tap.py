@@ -197,7 +197,7 @@ def offer_read(tap: Tap, read: Read) -> Read | None:
     return seen
 
 
-def offer_write(tap: Tap | None, writer: str, output: Tensor) -> Tensor:
+def offer_write(tap: Tap | None, writer: Site | str, output: Tensor) -> Tensor:
     """Offers a write and returns the output to use.
 
     Raises:
@@ -205,7 +205,7 @@ def offer_write(tap: Tap | None, writer: str, output: Tensor) -> Tensor:
     """
     if tap is None:
         return output
-    seen = tap.write(Write(writer, output))
+    seen = tap.write(Write(str(writer), output))
     if not isinstance(seen, Write):
         raise TapError(
             got=f"{type(seen).__name__} from a tap's write at {writer}",

@@ -1,6 +1,6 @@
 """Depth attention as pure functions on tensors."""
 
-from attention_residuals.ops.backends import BACKENDS, Backend, chosen_backend, depth_attention
+from attention_residuals.ops.backends import BACKENDS, Backend, chosen_backend, depth_attention, depth_mix
 from attention_residuals.ops.depth_read import DepthRead
 from attention_residuals.ops.fused import share_gradients
 from attention_residuals.ops.mix import DepthLogits, depth_logits, weighted_mix
@@ -18,6 +18,7 @@ __all__ = [
     "chosen_backend",
     "depth_attention",
     "depth_logits",
+    "depth_mix",
     "merge",
     "phase_1",
     "phase_2",

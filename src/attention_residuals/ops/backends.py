@@ -13,7 +13,7 @@ from attention_residuals.errors import BackendError, nearest
 from attention_residuals.ops import eager, fla, fused, reference, traffic
 from attention_residuals.ops.depth_read import DepthRead, compute_dtype
 
-__all__ = ["BACKENDS", "Backend", "chosen_backend", "depth_attention"]
+__all__ = ["BACKENDS", "Backend", "chosen_backend", "depth_attention", "depth_mix"]
 
 
 _HUGE = 2.0**100
@@ -164,6 +164,36 @@ def depth_attention(
     return result._replace(inverse_norms=torch.ones_like(result.inverse_norms)) if raw else result
 
 
+def depth_mix(
+    sources: Sequence[Float[Tensor, "*BT D"]],
+    pseudo_query: Float[Tensor, " D"],
+    key_gain: Float[Tensor, " D"],
+    *,
+    eps: float,
+    output_gain: Float[Tensor, " D"] | None = None,
+    output_eps: float | None = None,
+    backend: str = "auto",
+) -> Float[Tensor, "*BT D"]:
+    """Returns the mix of ``depth_attention`` alone; without gradients, the CPU kernels then keep no scores.
+
+    Arguments and errors are those of ``depth_attention``.
+
+    Example:
+        >>> import torch
+        >>> depth_mix([torch.ones(2, 3), 3 * torch.ones(2, 3)], torch.zeros(3), torch.ones(3), eps=1e-6)[0]
+        tensor([2., 2., 2.])
+    """
+    given = (pseudo_query, key_gain)
+    if sources and chosen_backend(backend, sources[0], False).name == "cpu":
+        mix = fused.mix_alone(sources, *given, eps, output_gain, output_eps)
+        if mix is not None:
+            traffic.note(sources, (mix,))
+            return mix
+    return depth_attention(
+        sources, *given, eps=eps, output_gain=output_gain, output_eps=output_eps, backend=backend
+    ).mix
+
+
 def chosen_backend(name: str, source: Tensor, with_bias: bool) -> Backend:
     """Returns the backend that a call runs on.
 
@@ -171,7 +201,7 @@ def chosen_backend(name: str, source: Tensor, with_bias: bool) -> Backend:
         BackendError: There is none of that name, or it cannot do the call.
     """
     if name == "auto":
-        return _first(source.device.type, source.dtype, with_bias)
+        return _first(source.device, source.dtype, with_bias)
     if name not in BACKENDS:
         raise BackendError(
             got=f"backend={name!r}", expected="'auto' or a known name", do=nearest(name, BACKENDS)
@@ -187,6 +217,6 @@ def chosen_backend(name: str, source: Tensor, with_bias: bool) -> Backend:
 
 
 @functools.cache
-def _first(device: str, dtype: torch.dtype, with_bias: bool) -> Backend:
+def _first(device: torch.device, dtype: torch.dtype, with_bias: bool) -> Backend:
     """Returns the first backend that can do such calls; which one it is does not change in a process."""
-    return next(b for b in BACKENDS.values() if b._refusal(device, dtype, with_bias) is None)
+    return next(b for b in BACKENDS.values() if b._refusal(device.type, dtype, with_bias) is None)

@@ -208,8 +208,9 @@ def _scores(table, source, token, direction, like):
     if table[BIAS]:
         bias = _pointer(table[BIAS], one)
         logit += bias[place]
-    inverse_norms[place] = inverse
-    logits[place] = logit
+    if table[LOGITS]:
+        inverse_norms[place] = inverse
+        logits[place] = logit
     _note(table, logit)
     return logit
 
@@ -228,7 +229,8 @@ def _write_mix(table, token, mixed, like):
     for d in range(width):
         square += mixed[d] * mixed[d]
     inverse = one / math.sqrt(square / np.float32(width) + numbers[1])
-    output_norms[token] = inverse
+    if table[OUTPUT_NORM]:
+        output_norms[token] = inverse
     for d in range(width):
         _store(mix, d, mixed[d] * inverse * gain[d])
 

@@ -72,20 +72,21 @@ def checked_sources(
             do="open the residual state with the embedding before the first read",
         )
     first = unstacked[0]
-    if first.ndim == 0 or not first.is_floating_point():
+    shape, dtype, device = first.shape, first.dtype, first.device
+    if not shape or not dtype.is_floating_point:
         raise ShapeError(
-            got=f"source 0 of shape {tuple(first.shape)} and dtype {first.dtype}",
+            got=f"source 0 of shape {tuple(shape)} and dtype {dtype}",
             expected="floating-point sources whose last axis is the width",
             do="pass sources of shape [..., D] in float32, bfloat16, float16 or float64",
         )
     for number, source in enumerate(unstacked):
-        if source.shape != first.shape or source.dtype != first.dtype or source.device != first.device:
+        if source.shape != shape or source.dtype is not dtype or source.device != device:
             raise ShapeError(
                 got=f"source {number} is {source.dtype}{list(source.shape)} on {source.device}",
-                expected=f"{first.dtype}{list(first.shape)} on {first.device}, as source 0",
+                expected=f"{dtype}{list(shape)} on {device}, as source 0",
                 do="write every source with the shape, dtype and device of the embedding",
             )
-    width = first.shape[-1]
+    width = shape[-1]
     vectors = {"pseudo_query": pseudo_query, "key_gain": key_gain, "output_gain": output_gain}
     for name, vector in vectors.items():
         if vector is not None and vector.shape != (width,):
@@ -94,8 +95,7 @@ def checked_sources(
                 expected=f"({width},), the width of the sources",
                 do=f"pass one vector of {width} numbers",
             )
-    per_token = (len(unstacked), *first.shape[:-1])
-    if logit_bias is not None and logit_bias.shape != per_token:
+    if logit_bias is not None and logit_bias.shape != (per_token := (len(unstacked), *shape[:-1])):
         raise ShapeError(
             got=f"logit_bias of shape {tuple(logit_bias.shape)}",
             expected=f"{per_token}, a number for each source and token",

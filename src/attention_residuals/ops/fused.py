@@ -6,13 +6,18 @@ directly, which saves the dispatcher's microseconds.
 
 import ctypes
 import functools
+import threading
+from array import array
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
+from torch._C import _len_torch_dispatch_stack
+from torch._C._functorch import peek_interpreter_stack
+from torch.compiler import is_compiling
 
 from attention_residuals.ops import threads
 from attention_residuals.ops.depth_read import (
@@ -32,6 +37,7 @@ __all__ = [
     "current_total",
     "depth_attention",
     "is_plain",
+    "mix_alone",
     "num_chunks_of",
     "share_gradients",
 ]
@@ -40,6 +46,8 @@ _TILE_BYTES = 2**18  # of the rows of all sources that are handled together: the
 _MAX_TILE, _MAX_CHUNKS, _CHUNK_TOKENS = 8, 64, 8
 SMALL = 2**15
 """Numbers; for fewer, waking threads costs more than it saves."""
+
+_PLAIN = (Tensor, nn.Parameter)
 
 _LIBRARY = torch.library.Library("attention_residuals", "DEF")
 _LIBRARY.define(
@@ -69,21 +77,46 @@ def depth_attention(
     sources on the CPU. Gradients flow through ``mix`` and ``logits`` and only once.
     """
     unstacked = checked_sources(sources, pseudo_query, key_gain, logit_bias, output_gain, eps, output_eps)
-    arguments = (eps, output_eps or 0.0, pseudo_query, key_gain, logit_bias, output_gain, *unstacked)
     if not is_plain(unstacked[0]):
         refuse_transforms("cpu")
         mix, logits, inverse_norms, _ = torch.ops.attention_residuals.depth_attention(
             list(unstacked), pseudo_query, key_gain, eps, logit_bias, output_gain, output_eps or 0.0
         )
     elif torch.is_grad_enabled():
-        mix, logits, inverse_norms, _ = _DepthAttention.apply(*arguments)  # type: ignore[no-untyped-call]
-    else:
-        (mix, logits, inverse_norms, _), all_finite = _looked_at(
-            list(unstacked), pseudo_query, key_gain, eps, logit_bias, output_gain, output_eps or 0.0
+        mix, logits, inverse_norms, _ = _DepthAttention.apply(  # type: ignore[no-untyped-call]
+            eps, output_eps or 0.0, pseudo_query, key_gain, logit_bias, output_gain, *unstacked
         )
-        if all_finite:
-            return DepthRead(mix, logits, inverse_norms)
+    else:
+        mix, logits, inverse_norms = results = _results(unstacked)
+        given = (unstacked, pseudo_query, key_gain, eps, logit_bias, output_gain, output_eps or 0.0)
+        if _fill((*results, None), *given):
+            return DepthRead(*results)
     return require_finite(DepthRead(mix, logits, inverse_norms), logit_bias)
+
+
+def mix_alone(
+    sources: Sequence[Tensor],
+    pseudo_query: Tensor,
+    key_gain: Tensor,
+    eps: float,
+    output_gain: Tensor | None,
+    output_eps: float | None,
+) -> Tensor | None:
+    """Returns the mix that ``depth_attention`` would, and keeps nothing else; None where it has more to do.
+
+    Between large products all that a read touches comes from memory anew, down to the code that makes a
+    tensor. A token's read costs less with one tensor than with three.
+
+    Raises:
+        ShapeError: The tensors do not fit together.
+    """
+    if torch.is_grad_enabled() or not is_plain(sources[0]):
+        return None
+    checked_sources(sources, pseudo_query, key_gain, None, output_gain, eps, output_eps)
+    mix = torch.empty_like(sources[0], memory_format=torch.contiguous_format)
+    results = (mix, None, None, None)
+    all_finite = _fill(results, sources, pseudo_query, key_gain, eps, None, output_gain, output_eps or 0.0)
+    return mix if all_finite else None
 
 
 class SourceGradients(torch.autograd.Function):
@@ -200,11 +233,11 @@ def is_plain(tensor: Tensor | None) -> bool:
     """Tells whether the kernels may be called directly: real memory, and nobody who wants to see the call."""
     return (
         tensor is not None
-        and type(tensor) in (Tensor, torch.nn.Parameter)
-        and tensor.device.type == "cpu"
-        and not torch.compiler.is_compiling()
-        and torch._C._len_torch_dispatch_stack() == 0
-        and torch._C._functorch.peek_interpreter_stack() is None
+        and type(tensor) in _PLAIN
+        and tensor.is_cpu
+        and not is_compiling()
+        and _len_torch_dispatch_stack() == 0
+        and peek_interpreter_stack() is None
     )
 
 
@@ -217,27 +250,39 @@ def _forward(
     output_gain: Tensor | None,
     output_eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return _looked_at(sources, pseudo_query, key_gain, eps, logit_bias, output_gain, output_eps)[0]
+    mix, logits, inverse_norms = _results(sources)
+    output_norms = torch.empty(logits.shape[1:] if output_gain is not None else 0, dtype=torch.float32)
+    results = (mix, logits, inverse_norms, output_norms)
+    _fill(results, sources, pseudo_query, key_gain, eps, logit_bias, output_gain, output_eps)
+    return results
 
 
-def _looked_at(
-    sources: list[Tensor],
+def _results(sources: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Makes room for mix, logits and inverse norms."""
+    mix = torch.empty_like(sources[0], memory_format=torch.contiguous_format)
+    logits = torch.empty((len(sources), *mix.shape[:-1]), dtype=torch.float32)
+    return mix, logits, torch.empty_like(logits)
+
+
+def _fill(
+    results: tuple[Tensor, Tensor | None, Tensor | None, Tensor | None],
+    sources: Sequence[Tensor],
     pseudo_query: Tensor,
     key_gain: Tensor,
     eps: float,
     logit_bias: Tensor | None,
     output_gain: Tensor | None,
     output_eps: float,
-) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], bool]:
-    """Runs the kernel forward; says too whether all logits are finite, since it costs much to look again."""
-    cpu = cpu_kernels()
+) -> bool:
+    """Runs the kernel forward.
+
+    Results are mix, logits, inverse norms and norms of the mix; where there is None, nothing is written.
+
+    Returns:
+        Whether all logits are finite: the kernel has looked, since it costs much to look again.
+    """
+    cpu, (mix, logits, inverse_norms, output_norms) = cpu_kernels(), results
     sources = [in_order(source) for source in sources]
-    first, rows = sources[0], sources[0].shape[:-1]
-    # One way of making tensors: between large products, each other function would come from memory anew.
-    mix = torch.empty(first.shape, dtype=first.dtype)
-    logits = torch.empty((len(sources), *rows), dtype=torch.float32)
-    inverse_norms = torch.empty((len(sources), *rows), dtype=torch.float32)
-    output_norms = torch.empty(rows if output_gain is not None else 0, dtype=torch.float32)
     query, norm_gain = as_float32(pseudo_query), as_float32(key_gain)
     bias, gain = as_float32(logit_bias), as_float32(output_gain)
     table = [0] * cpu.SOURCES
@@ -247,14 +292,13 @@ def _looked_at(
         address_of(query),
         address_of(bias),
         address_of(gain),
-        logits.data_ptr(),
-        inverse_norms.data_ptr(),
+        address_of(logits),
+        address_of(inverse_norms),
         address_of(output_norms),
         mix.data_ptr(),
     )
     table += [source.data_ptr() for source in sources]
-    filled = _launch("forward", sources, table)
-    return (mix, logits, inverse_norms, output_norms), not filled[cpu.NOT_FINITE]
+    return not _launch("forward", sources, table)[cpu.NOT_FINITE]
 
 
 def _backward(
@@ -325,7 +369,7 @@ def _place(source: Tensor, wanted: bool, node: Any) -> tuple[Tensor, int, int]:
     return source.new_empty(0), node.total.data_ptr(), 0
 
 
-def _launch(direction: str, sources: list[Tensor], table: list[int]) -> ctypes.Array[ctypes.c_int64]:
+def _launch(direction: str, sources: list[Tensor], table: list[int]) -> "array[int]":
     """Completes a table of addresses with sizes, runs a kernel and returns the table."""
     cpu, first = cpu_kernels(), sources[0]
     num_sources, width, num_numbers = len(sources), first.shape[-1], first.numel()
@@ -333,7 +377,7 @@ def _launch(direction: str, sources: list[Tensor], table: list[int]) -> ctypes.A
     row_bytes = num_sources * width * first.element_size()
     tile = max(1, min(_MAX_TILE, _TILE_BYTES // max(1, row_bytes)))
     floats = 2 * tile * num_sources + (tile + 2) * width
-    scratch = torch.empty((num_chunks * floats,), dtype=torch.float32)
+    scratch = _scratch(floats) if num_chunks == 1 else torch.empty(num_chunks * floats, dtype=torch.float32)
     table[cpu.NUM_CHUNKS : cpu.SCRATCH_BYTES + 1] = (
         num_chunks,
         num_sources,
@@ -343,11 +387,28 @@ def _launch(direction: str, sources: list[Tensor], table: list[int]) -> ctypes.A
         scratch.data_ptr(),
         4 * floats,
     )
-    filled = (ctypes.c_int64 * len(table))(*table)
+    filled = array("q", table)
     small = num_chunks == 1 or num_sources * num_numbers < SMALL
     num_threads = 1 if small else min(torch.get_num_threads(), num_chunks)
-    threads.run(cpu.kernel(direction, first.dtype), ctypes.addressof(filled), num_threads)
+    threads.run(cpu.kernel(direction, first.dtype), filled.buffer_info()[0], num_threads)
     return filled
+
+
+class _Kept(threading.local):
+    """What a thread keeps: to make a small read's working memory anew would cost as much as its kernel."""
+
+    floats = torch.empty(0)
+
+
+_kept = _Kept()
+
+
+def _scratch(num_floats: int) -> Tensor:
+    """Returns working memory of this thread, for one call of a kernel."""
+    floats = _kept.floats
+    if floats.numel() < num_floats:
+        floats = _kept.floats = torch.empty(num_floats, dtype=torch.float32)
+    return floats
 
 
 def num_chunks_of(source: Tensor) -> int:
@@ -378,7 +439,7 @@ def _two_floats(first: float, second: float) -> ctypes.Array[ctypes.c_float]:
 
 def address_of(tensor: Tensor | None) -> int:
     """Returns where a tensor's numbers lie; 0 where there are none."""
-    return 0 if tensor is None or not tensor.numel() else tensor.data_ptr()
+    return 0 if tensor is None else tensor.data_ptr()
 
 
 def _registered(

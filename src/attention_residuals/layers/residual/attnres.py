@@ -12,7 +12,7 @@ from attention_residuals.layers.residual.sources import (
     reader_name,
 )
 from attention_residuals.layers.tap import Site
-from attention_residuals.ops import DepthRead, depth_attention
+from attention_residuals.ops import DepthRead, depth_attention, depth_mix
 
 __all__ = ["AttnRes", "AttnResRule"]
 
@@ -65,6 +65,29 @@ class AttnResRule(SourceRule):
         reader = self.readers[reader_name(site, part)]
         assert isinstance(reader, DepthReader)
         return depth_attention(
+            values,
+            reader.pseudo_query,
+            reader.key_gain,
+            eps=self.config.key_eps,
+            output_gain=output_gain,
+            output_eps=output_eps,
+            backend=self.backend,
+        )
+
+    def mix(
+        self,
+        values: tuple[Tensor, ...],
+        site: Site,
+        part: str,
+        output_gain: Tensor | None,
+        output_eps: float | None,
+    ) -> Tensor:
+        """Attends over the sources, and keeps no scores."""
+        if type(self).attend is not AttnResRule.attend:  # a rule derived from this one attends otherwise
+            return super().mix(values, site, part, output_gain, output_eps)
+        reader = self.readers[reader_name(site, part)]
+        assert isinstance(reader, DepthReader)
+        return depth_mix(
             values,
             reader.pseudo_query,
             reader.key_gain,

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from attention_residuals.layers.residual.attnres import AttnRes, AttnResRule
 from attention_residuals.layers.residual.interface import Semantics
-from attention_residuals.layers.residual.sources import read_often
+from attention_residuals.layers.residual.sources import SourceState, read_often
 from attention_residuals.layers.tap import Site, Tap
 
 __all__ = ["Delta", "DeltaRule", "DeltaState"]
@@ -66,5 +66,5 @@ class DeltaRule(AttnResRule):
 
     def written(self, state: Any, site: Site, output: Tensor, tap: Tap | None) -> DeltaState:
         """Adds to the open block and to the stream."""
-        grown: DeltaState = super().written(state, site, output, tap)
-        return grown._replace(stream=(grown.stream[0] + output,))
+        grown: SourceState = super().written(state, site, output, tap)
+        return DeltaState(*grown, (state.stream[0] + output,))

@@ -154,7 +154,7 @@ class DenseFormerRule(ResidualRule[DenseFormerState]):
         self, state: DenseFormerState, site: Site, output: Tensor, tap: Tap | None = None
     ) -> DenseFormerState:
         """Adds to the stream; after an MLP, averages will take it."""
-        written = offer_write(tap, str(site), checked_output(output, state.stream, site))
+        written = offer_write(tap, site, checked_output(output, state.stream, site))
         stream, ends_layer = state.stream + written, site.kind == "mlp"
         layers = (*state.layers, stream) if ends_layer else state.layers
         if tap is None:

@@ -146,7 +146,7 @@ class HighwayRule(ResidualRule[HighwayState]):
 
     def write(self, state: HighwayState, site: Site, output: Tensor, tap: Tap | None = None) -> HighwayState:
         """Lets the output replace its share of the stream."""
-        written = offer_write(tap, str(site), checked_output(output, state.stream, site))
+        written = offer_write(tap, site, checked_output(output, state.stream, site))
         share_BT: Tensor = self.gates[reader_name(site)](state.stream)
         stream = torch.lerp(state.stream, written, share_BT.to(written.dtype)[..., None])
         if tap is None:

@@ -10,7 +10,13 @@ from torch.nn import functional as F
 
 from attention_residuals.layers.residual.interface import Semantics
 from attention_residuals.layers.residual.raw_keys import RawQuery
-from attention_residuals.layers.residual.sources import SourceConfig, SourceRule, read_often, reader_name
+from attention_residuals.layers.residual.sources import (
+    SourceConfig,
+    SourceRule,
+    SourceState,
+    read_often,
+    reader_name,
+)
 from attention_residuals.layers.tap import Site, Tap
 from attention_residuals.ops import DepthRead, depth_attention
 from attention_residuals.ops.depth_read import compute_dtype
@@ -70,11 +76,11 @@ class Inkling2Rule(SourceRule):
 
     def written(self, state: Any, site: Site, output: Tensor, tap: Tap | None) -> Inkling2State:
         """Adds to the open block, and normalises it once it is finished."""
-        grown: Inkling2State = super().written(state, site, output, tap)
+        grown: SourceState = super().written(state, site, output, tap)
         if grown.open_block:
-            return grown
+            return Inkling2State(*grown, state.normalised)
         finished = read_often(self._normalised(grown.blocks[-1]), tap)
-        return grown._replace(normalised=(*grown.normalised, finished))
+        return Inkling2State(*grown, (*state.normalised, finished))
 
     def values(self, state: Any, sources: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Returns the normalised sources; the embedding itself while it is alone."""

@@ -217,7 +217,7 @@ def checked_output(output: Tensor, source: Tensor, site: Site) -> Tensor:
             expected=f"{list(source.shape)}, as the embedding",
             do="return one vector of the model's width for each token",
         )
-    return output.to(source.dtype)
+    return output if output.dtype is source.dtype else output.to(source.dtype)
 
 
 def to_source_dtype(name: str | None, embedding: Tensor) -> Tensor:

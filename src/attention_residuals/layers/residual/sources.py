@@ -141,6 +141,17 @@ class SourceRule(ResidualRule[Any]):
             Mix, logits (of which ``weights_of`` makes the weights) and inverse norms.
         """
 
+    def mix(
+        self,
+        values: tuple[Tensor, ...],
+        site: Site,
+        part: str,
+        output_gain: Tensor | None,
+        output_eps: float | None,
+    ) -> Tensor:
+        """Does what ``attend`` does where nobody asks for the scores: in inference, without a tap."""
+        return self.attend(values, site, part, output_gain, output_eps).mix
+
     def mixed(
         self,
         scores: DepthLogits,
@@ -174,10 +185,13 @@ class SourceRule(ResidualRule[Any]):
     ) -> tuple[tuple[Tensor, ...], Any]:
         """Mixes the sources and normalises the mix, once for each part."""
         sources = self.sources(state, site)
-        values = self.values(state, sources)
+        values, beside = self.values(state, sources), self.beside(state)
         inputs = {}
         for part in self.parts(site):
-            result = self._normalised_read(values, self.beside(state), site, part, norm)
+            if tap is None and not torch.is_grad_enabled():
+                inputs[part] = self._normalised_mix(values, beside, site, part, norm)
+                continue
+            result = self._normalised_read(values, beside, site, part, norm)
             changed = None if tap is None else self._offered(sources, values, result, site, part, tap)
             inputs[part] = (
                 self._like_parameters(result.mix) if changed is None else norm(self._like_parameters(changed))
@@ -186,17 +200,18 @@ class SourceRule(ResidualRule[Any]):
 
     def write(self, state: Any, site: Site, output: Tensor, tap: Tap | None = None) -> Any:
         """Adds to the open block and closes it when it has its number of sublayers."""
-        written = offer_write(tap, str(site), checked_output(output, state.blocks[0], site))
+        written = offer_write(tap, site, checked_output(output, state.blocks[0], site))
         return self.written(state, site, written, tap)
 
     def written(self, state: Any, site: Site, output: Tensor, tap: Tap | None) -> Any:
-        """Adds what a tap has left of an output to the state."""
-        block = state.open_block[0] + output if state.open_block else output
+        """Adds what a tap has left of an output to the sources; rules with a larger state make it of them."""
+        block = output
         if state.open_block:
+            block = state.open_block[0] + output
             traffic.note((*state.open_block, output), (block,))
         if (site.sublayer + 1) % self.config.sublayers_per_block == 0:
-            return state._replace(blocks=(*state.blocks, read_often(block, tap)), open_block=())
-        return state._replace(open_block=(block,))
+            return SourceState((*state.blocks, read_often(block, tap)))
+        return SourceState(state.blocks, (block,))
 
     def sources(self, state: Any, site: Site) -> tuple[Tensor, ...]:
         """Returns what a site sees.
@@ -291,6 +306,15 @@ class SourceRule(ResidualRule[Any]):
         )
         changed = offer_read(tap, read)
         return None if changed is None else weighted_sum(changed.weights, changed.values)
+
+    def _normalised_mix(
+        self, values: tuple[Tensor, ...], beside: Tensor | None, site: Site, part: str, norm: Norm
+    ) -> Tensor:
+        folded = foldable(norm) if beside is None else None
+        if folded is not None:
+            return self._like_parameters(self.mix(values, site, part, *folded))
+        mix = self.mix(values, site, part, None, None)
+        return norm(self._like_parameters(mix if beside is None else beside + mix))
 
     def _normalised_read(
         self, values: tuple[Tensor, ...], beside: Tensor | None, site: Site, part: str, norm: Norm

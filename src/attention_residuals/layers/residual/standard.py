@@ -85,7 +85,7 @@ class StandardRule(ResidualRule[StandardState]):
         self, state: StandardState, site: Site, output: Tensor, tap: Tap | None = None
     ) -> StandardState:
         """Adds to the stream."""
-        written = offer_write(tap, str(site), checked_output(output, state.stream, site))
+        written = offer_write(tap, site, checked_output(output, state.stream, site))
         stream = state.stream + written
         traffic.note((state.stream, written), (stream,))
         return StandardState(stream)

@@ -137,7 +137,7 @@ class StreamsRule(ResidualRule[StreamsState]):
                 expected="the state that the read at this site returned",
                 do="let every site read and write once, in the order of sites()",
             )
-        written = offer_write(tap, str(site), checked_output(output, state.streams[..., 0, :], site))
+        written = offer_write(tap, site, checked_output(output, state.streams[..., 0, :], site))
         write_BTS, carry_BTSS = state.gates
         with without_autocast(written.device.type):
             carried_BTSD = carry_BTSS.to(written.dtype) @ state.streams

@@ -10,7 +10,7 @@ from attention_residuals.errors import ConfigError, is_count
 from attention_residuals.layers.norm import foldable
 from attention_residuals.layers.residual.attnres import AttnResRule
 from attention_residuals.layers.residual.interface import Norm, ResidualRule
-from attention_residuals.layers.residual.sources import DepthReader, read_often, reader_name
+from attention_residuals.layers.residual.sources import DepthReader, SourceState, read_often, reader_name
 from attention_residuals.layers.tap import Site, Tap
 from attention_residuals.ops import DepthRead, Phase1, phase_1, read_open_block
 
@@ -74,6 +74,11 @@ class TwoPhaseRule(AttnResRule):
     def opened(self, embedding: Tensor, tap: Tap | None) -> TwoPhaseState:
         """Starts with the embedding."""
         return TwoPhaseState(blocks=(read_often(embedding, tap),))
+
+    def written(self, state: TwoPhaseState, site: Site, output: Tensor, tap: Tap | None) -> TwoPhaseState:
+        """Adds to the open block, and keeps what phase 1 has found."""
+        grown: SourceState = super().written(state, site, output, tap)
+        return TwoPhaseState(*grown, state.phase_1)
 
     def read(
         self, state: TwoPhaseState, site: Site, norm: Norm, tap: Tap | None = None
