@@ -6,7 +6,6 @@ directly, which saves the dispatcher's microseconds.
 
 import ctypes
 import functools
-import threading
 from array import array
 from collections.abc import Sequence
 from types import ModuleType
@@ -377,7 +376,8 @@ def _launch(direction: str, sources: list[Tensor], table: list[int]) -> "array[i
     row_bytes = num_sources * width * first.element_size()
     tile = max(1, min(_MAX_TILE, _TILE_BYTES // max(1, row_bytes)))
     floats = 2 * tile * num_sources + (tile + 2) * width
-    scratch = _scratch(floats) if num_chunks == 1 else torch.empty(num_chunks * floats, dtype=torch.float32)
+    kept = num_chunks == 1
+    scratch = threads.scratch(floats) if kept else torch.empty(num_chunks * floats, dtype=torch.float32)
     table[cpu.NUM_CHUNKS : cpu.SCRATCH_BYTES + 1] = (
         num_chunks,
         num_sources,
@@ -392,23 +392,6 @@ def _launch(direction: str, sources: list[Tensor], table: list[int]) -> "array[i
     num_threads = 1 if small else min(torch.get_num_threads(), num_chunks)
     threads.run(cpu.kernel(direction, first.dtype), filled.buffer_info()[0], num_threads)
     return filled
-
-
-class _Kept(threading.local):
-    """What a thread keeps: to make a small read's working memory anew would cost as much as its kernel."""
-
-    floats = torch.empty(0)
-
-
-_kept = _Kept()
-
-
-def _scratch(num_floats: int) -> Tensor:
-    """Returns working memory of this thread, for one call of a kernel."""
-    floats = _kept.floats
-    if floats.numel() < num_floats:
-        floats = _kept.floats = torch.empty(num_floats, dtype=torch.float32)
-    return floats
 
 
 def num_chunks_of(source: Tensor) -> int:

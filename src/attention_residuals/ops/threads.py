@@ -8,15 +8,26 @@ forked child only the calling thread works, since a pool does not survive a fork
 import ctypes
 import functools
 import os
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
-__all__ = ["run"]
+__all__ = ["run", "scratch"]
 
 _forked = False
+
+
+class _Kept(threading.local):
+    """What a thread keeps: to make a small read's working memory anew would cost as much as its kernel."""
+
+    floats = torch.empty(0)
+
+
+_kept = _Kept()
 
 
 def run(callback: int, table: int, num_threads: int) -> None:
@@ -36,6 +47,18 @@ def run(callback: int, table: int, num_threads: int) -> None:
         others = [_pool().submit(function, table) for _ in range(num_threads - 1)]
         function(table)
         wait(others)
+
+
+def scratch(num_floats: int) -> Tensor:
+    """Returns working memory of the calling thread, for one call of a kernel in it.
+
+    Args:
+        num_floats: At least so many float32 numbers, with whatever an earlier call has left in them.
+    """
+    floats = _kept.floats
+    if floats.numel() < num_floats:
+        floats = _kept.floats = torch.empty(num_floats, dtype=torch.float32)
+    return floats
 
 
 @functools.cache
