@@ -20,6 +20,7 @@ from attention_residuals.contradiction import (
     stages,
     study_of,
 )
+from attention_residuals.contradiction.claims import primary_of
 from attention_residuals.contradiction.effects import Finding, over_seeds
 from attention_residuals.contradiction.figures import FIGURES, figures
 from attention_residuals.contradiction.findings import plain, routing_of
@@ -192,16 +193,18 @@ def test_every_sentence_has_a_test_and_numbers_that_are_there(passing):
         assert where
 
 
-def results(passing, mains):
+def results(passing, mains, *, full_knows=True):
     """The results of several seeds whose routing is made up, with causes of a real run."""
     (one,) = passing["seeds"].values()
+    fulls = mains if full_knows else [made_up(knows=False)] * len(mains)
     seeds = {
-        str(seed): {**one, "routing": plain(routing_of(evidence(main), main))}
-        for seed, main in enumerate(mains)
+        str(seed): {**one, "routing": plain(routing_of(evidence(main), full))}
+        for seed, (main, full) in enumerate(zip(mains, fulls, strict=True))
     }
+    found = {arm: primary_of(seeds, arm).values() for arm in ("primary", "full")}
     together = {
-        arm: plain(over_seeds([Finding(**seed["routing"][arm]) for seed in seeds.values()]))
-        for arm in ("primary", "full")
+        arm: plain(over_seeds([Finding(**each) for each in some])) if some else None
+        for arm, some in found.items()
     }
     return {**passing, "seeds": seeds, "over_seeds": together}
 
@@ -218,6 +221,22 @@ def test_a_planted_effect_is_called_found_and_more_than_surprise(passing):
     assert "Mean over 3 models" in told(result, "routing", "Found: ")
     assert told(result, "routing", "The shift is more than")
     assert "L2.attention < embedding" in told(result, "routing", "Cells that may be named with every seed")
+
+
+def test_full_models_that_fail_the_gate_are_in_no_claim_and_no_picture(passing):
+    result = results(passing, [made_up(effect=0.5, seed=1), made_up(effect=0.5, seed=2)], full_knows=False)
+    assert result["over_seeds"]["full"] is None
+    said = [one.sentence for one in conclusions(result) if "Full" in one.sentence]
+    assert len(said) == 1
+    assert said[0].startswith(
+        "Nothing is said of the Full models' routing: none passes the gate (seed 0: it "
+    )
+    found = tables(result, conclusions(result))
+    assert {row[1] for row in found["effects"][1:]} == {"Block"}
+    assert [row[0] for row in found["over_seeds"][1:]] == ["Block"]
+    drawn = figures(result, conclusions(result))["primary"].figure
+    assert [axes.get_title(loc="left") for axes in drawn.axes] == ["Block"]
+    assert "Full models none passes the gate" in " ".join(one.get_text() for one in drawn.texts)
 
 
 def test_an_effect_of_surprise_alone_is_called_that(passing):

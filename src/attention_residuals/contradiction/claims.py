@@ -2,9 +2,9 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-__all__ = ["Claim", "claims_yaml"]
+__all__ = ["Claim", "claims_yaml", "primary_of"]
 
 
 class Claim(NamedTuple):
@@ -41,3 +41,14 @@ def claims_yaml(claims: Sequence[Claim], about: Mapping[str, str]) -> str:
         fields = [f"{name}: {json.dumps(value)}" for name, value in claim._asdict().items()]
         lines += [f"  - {fields[0]}", *(f"    {one}" for one in fields[1:])]
     return "\n".join(lines) + "\n"
+
+
+def primary_of(routed: Mapping[str, Any], arm: str) -> dict[str, Any]:
+    """Lists the primary finding of each seed that has one.
+
+    Args:
+        routed: Seeds whose Block model passed the gate, as confirm.json holds them.
+        arm: ``primary`` of the Block models, or ``full``, which may lack some.
+    """
+    found = {seed: one["routing"][arm] for seed, one in routed.items()}
+    return {seed: one for seed, one in found.items() if one is not None}

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from attention_residuals.contradiction.cause_claims import cause_claims
-from attention_residuals.contradiction.claims import Claim
+from attention_residuals.contradiction.claims import Claim, primary_of
 from attention_residuals.contradiction.preregistration import ALPHA
 
 __all__ = ["MUST_HOLD", "conclusions"]
@@ -93,7 +93,10 @@ def _broken(passing: Result) -> list[Claim]:
 def _primary(result: Result, passing: Result) -> list[Claim]:
     claims = []
     for arm, name in (("primary", "Block"), ("full", "Full")):
-        found = {seed: one["routing"][arm] for seed, one in passing.items()}
+        found = primary_of(passing, arm)
+        if not found:
+            claims.append(_no_full_model(passing))
+            continue
         told = "; ".join(
             f"seed {seed} {one['estimate']:+.4f} [{one['low']:+.4f}, {one['high']:+.4f}], p {one['p']:.2g}, "
             f"dz {one['dz']:+.2f}"
@@ -116,6 +119,18 @@ def _primary(result: Result, passing: Result) -> list[Claim]:
             )
         )
     return claims
+
+
+def _no_full_model(passing: Result) -> Claim:
+    why = "; ".join(
+        f"seed {seed}: {', '.join(one['routing']['full_failures'])}" for seed, one in passing.items()
+    )
+    return Claim(
+        f"Nothing is said of the Full models' routing: none passes the gate ({why}).",
+        "gate",
+        "confirm.json: seeds.*.routing.full_failures",
+        "routing",
+    )
 
 
 def _verdict(found: Result) -> str:

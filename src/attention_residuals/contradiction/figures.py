@@ -8,7 +8,7 @@ import torch
 from matplotlib.figure import Figure
 
 from attention_residuals.contradiction.behaviour import LEAST_SHARE
-from attention_residuals.contradiction.claims import Claim
+from attention_residuals.contradiction.claims import Claim, primary_of
 from attention_residuals.plots import interval_plot, layer_profile, marked_map
 from attention_residuals.stats import Interval, Routing
 
@@ -113,12 +113,15 @@ def _shares(seeds: Result) -> Iterator[tuple[str, str, str, Result]]:
 def _primary(result: Result, routed: Result) -> Drawn:
     panels = {}
     for arm, name in (("primary", "Block"), ("full", "Full")):
-        rows = {f"seed {seed}": {"": _interval(one["routing"][arm])} for seed, one in routed.items()}
+        rows = {f"seed {seed}": {"": _interval(one)} for seed, one in primary_of(routed, arm).items()}
+        if not rows:
+            continue
         together = result["over_seeds"][arm]
         if together["low"] is not None:
             rows["mean (Student)"] = {"": Interval(together["mean"], together["low"], together["high"])}
         panels[name] = rows
-    full = ", ".join(f"seed {seed} {one['routing']['full_model'][:12]}" for seed, one in routed.items())
+    models = {seed: routed[seed]["routing"]["full_model"][:12] for seed in primary_of(routed, "full")}
+    full = ", ".join(f"seed {seed} {model}" for seed, model in models.items()) or "none passes the gate"
     below = origin(result, routed, f"{_num_items(routed)} items, at the answer token")
     figure = interval_plot(
         panels,

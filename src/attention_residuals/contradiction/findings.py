@@ -56,9 +56,10 @@ def routing_of(evidence: Evidence, full: Measured) -> dict[str, Any]:
 
     Args:
         evidence: Of one seed.
-        full: Main items on the Full model of the same seed.
+        full: Main items on the Full model of the same seed; of its routing nothing is said where it fails the gate.
     """
     main, draws = evidence.sets["main"], evidence.num_draws
+    full_gate = gate(full, num_draws=draws)
 
     def of(measured: Measured, name: str = "clr", place: str = "answer") -> dict[str, Any]:
         effects = primary_effects(measured, name=name, place=place)
@@ -68,7 +69,8 @@ def routing_of(evidence: Evidence, full: Measured) -> dict[str, Any]:
     cells = cell_tests(main, num_draws=draws)
     return {
         "primary": of(main),
-        "full": of(full),
+        "full": of(full) if full_gate.is_passed else None,
+        "full_failures": list(full_gate.failures),
         "full_model": full.about["model"],
         "places": {place: of(main, place=place) for place in CLAIM_PLACES},
         "numbers": {name: of(main, name) for name in ROUTING},

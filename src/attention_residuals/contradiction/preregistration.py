@@ -30,6 +30,9 @@ __all__ = [
 ALPHA = 0.001
 """Of the primary test: a headline wants a small p."""
 
+FILLED_IN = ("study", "pilot", "pilot_dz", "planned_dz", "design_effect", "num_items", "routes")
+"""What the pilot puts into the document."""
+
 SMALLEST_DZ, LARGEST_DZ = 0.2, 0.3
 """Between these the effect is planned for, whatever the pilot saw: a small pilot guesses too much."""
 
@@ -104,10 +107,10 @@ def preregistered(path: Path, study: Study) -> Preregistration:
     commit = _committed(path)
     content = path.read_bytes()
     found = _facts(path, content.decode("utf-8"))
-    empty = [name for name, value in found.items() if value is None]
-    if empty or not found:
+    empty = [name for name in FILLED_IN if found.get(name) is None]
+    if empty:
         raise ConfigError(
-            got=f"{path} without {', '.join(empty) or 'its JSON block'}",
+            got=f"{path} without {', '.join(empty)}",
             expected="what the pilot fills in",
             do="attnres study contradiction --stage pilot prints it; put it in, and commit",
         )

@@ -77,7 +77,9 @@ def _effects(routed: Result) -> Section:
         ("seed and number", "effect", "interval of 95 %", "p", "p by items", "dz", "items")
     ]
     for seed, one in routed.items():
-        found = {"primary (Block)": one["routing"]["primary"], "primary (Full)": one["routing"]["full"]}
+        found = {"primary (Block)": one["routing"]["primary"]}
+        if one["routing"]["full"] is not None:
+            found["primary (Full)"] = one["routing"]["full"]
         found |= {f"at {place}": value for place, value in one["routing"]["places"].items()}
         found |= {f"{name} at answer": value for name, value in one["routing"]["numbers"].items()}
         rows += [(f"{seed}: {name}", *_tested(value)) for name, value in found.items()]

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from attention_residuals.configs import encode
+from attention_residuals.contradiction.claims import primary_of
 from attention_residuals.contradiction.controls import Evidence
 from attention_residuals.contradiction.effects import (
     Finding,
@@ -191,11 +192,11 @@ def confirm(
             key,
             partial(_confirmed, study, folder, agreed, seed, numbers, device),
         )
-    passing = [one for one in seeds.values() if one["routing"] is not None]
-    together = {
-        name: plain(over_seeds([Finding(**one["routing"][name]) for one in passing])) if passing else None
-        for name in ("primary", "full")
-    }
+    passing = {seed: one for seed, one in seeds.items() if one["routing"] is not None}
+    together: dict[str, Any] = {}
+    for name in ("primary", "full"):
+        found = primary_of(passing, name).values()
+        together[name] = plain(over_seeds([Finding(**one) for one in found])) if found else None
     result = {
         "format": 1,
         "preregistration": agreed._asdict(),

@@ -119,7 +119,8 @@ def _effects(routed: Result) -> Iterator[tuple[Any, ...]]:
     yield ("seed", "model", "number", "place", *_TESTED)
     for seed, one in routed.items():
         routing = one["routing"]
-        rows = [("Block", "clr", "answer", routing["primary"]), ("Full", "clr", "answer", routing["full"])]
+        rows = [("Block", "clr", "answer", routing["primary"])]
+        rows += [("Full", "clr", "answer", routing["full"])] if routing["full"] is not None else []
         rows += [("Block", "clr", place, found) for place, found in routing["places"].items()]
         rows += [("Block", name, "answer", found) for name, found in routing["numbers"].items()]
         # The primary number stands among those by place and by name, too, and is written once.
@@ -133,6 +134,8 @@ def _over_seeds(result: Result) -> Iterator[tuple[Any, ...]]:
     yield ("model", *names, *(f"random_effects_{name}" for name in random))
     for arm, model in (("primary", "Block"), ("full", "Full")):
         found = result["over_seeds"][arm]
+        if found is None:
+            continue
         drawn = found["random"] or dict.fromkeys(random)
         yield (model, *(found[name] for name in names), *(drawn[name] for name in random))
 
