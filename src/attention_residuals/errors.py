@@ -16,6 +16,7 @@ __all__ = [
     "NewerFormatError",
     "NoChangeError",
     "NonFiniteError",
+    "RankError",
     "ShapeError",
     "TapError",
     "is_count",
@@ -73,6 +74,10 @@ class NewerFormatError(CheckpointError):
 
 class NonFiniteError(AttentionResidualsError, ArithmeticError):
     """NaN or infinity where a number was needed."""
+
+
+class RankError(AttentionResidualsError, RuntimeError):
+    """A process of a group that no longer answers, or processes that were told different things."""
 
 
 class BackendError(AttentionResidualsError, RuntimeError):

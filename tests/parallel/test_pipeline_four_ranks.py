@@ -1,8 +1,8 @@
 """Four processes: the toy whose tensors are counted, and deep interleaving."""
 
 import pytest
-from parallel.pipeline_cases import check, run_ranks
-from parallel.test_pipeline_two_ranks import case
+from parallel.pipeline_cases import case, problems
+from parallel.rank_processes import run_groups
 
 CASES = {
     "1F1B": case("1F1B", [2, 1, 1, 1], "straddling", tied=True),
@@ -15,26 +15,20 @@ CASES = {
     "ZBV": case("ZBVZeroBubble", [1, 2, 1, 1, 1, 1, 1, 2], "straddling", tied=True, microbatches=8),
     "DualPipeV": case("DualPipeV", [1] * 8, "full", microbatches=8),
     "LoopedBFS": case("LoopedBFS", [1] * 8, "standard", dtype="float32", microbatches=8),
+    "bfloat16": case("Interleaved1F1B", [1] * 8, "straddling", dtype="bfloat16", checkpoint_activations=True),
 }
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    return run_ranks(tmp_path_factory.mktemp("ranks"), 4, list(CASES.values()))
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
-def test_four_ranks_find_loss_logits_and_every_gradient_of_one(found, name):
-    check(CASES[name], [rank[list(CASES).index(name)] for rank in found])
-
-
-@pytest.mark.slow
-def test_tensors_that_really_cross_fall_from_35_to_21_and_from_77_to_33(found):
+def test_four_ranks_find_loss_logits_and_every_gradient_of_one(tmp_path):
+    group = {"work": "cases", "num_ranks": 4, "cases": list(CASES.values())}
+    (ranks,) = run_groups(tmp_path, group)
+    found = dict(zip(CASES, zip(*ranks, strict=True), strict=True))
+    told = {name: problems(CASES[name], found[name]) for name in CASES}
+    assert not {name: lines for name, lines in told.items() if lines}
     counts = {}
-    for name in CASES:
-        task, ranks = CASES[name], [rank[list(CASES).index(name)] for rank in found]
+    for name, results in found.items():  # tensors that really cross, for one microbatch
         tensor_bytes = 6 * 16 * 8  # tokens of a microbatch, width, float64
-        counts[name] = sum(rank["sent"][0] for rank in ranks) / (task["microbatches"] * tensor_bytes)
+        counts[name] = sum(rank["sent"][0] for rank in results) / (CASES[name]["microbatches"] * tensor_bytes)
     assert (counts["toy, V = 2, naive"], counts["toy, V = 2"]) == (35, 21)
     assert (counts["toy, V = 3, naive"], counts["toy, V = 3"]) == (77, 33)

@@ -11,14 +11,14 @@ from closeness import assert_close
 from parallel.pipeline_cases import RULES, alone, batch_of, model_of
 from torch.distributed.pipelining import PipelineStage
 
-from attention_residuals.errors import BackendError, ConfigError, DataError, ShapeError
+from attention_residuals.errors import BackendError, ConfigError, DataError, RankError, ShapeError
 from attention_residuals.layers.residual import HyperConnections, SlidingWindow
 from attention_residuals.models import Decoder, presets
 from attention_residuals.parallel import exchange
 from attention_residuals.parallel.estimate import activation_numbers
 from attention_residuals.parallel.pipeline import Pipeline, mean_loss
 from attention_residuals.parallel.plan import Piece
-from attention_residuals.parallel.ranks import RankError
+from attention_residuals.parallel.ranks import fingerprint
 from attention_residuals.parallel.schedules import SCHEDULES, most_held, orders
 from attention_residuals.parallel.stages import DecoderStage, cut, layout_of
 from attention_residuals.parallel.store import Store
@@ -139,6 +139,30 @@ def test_checkpointed_activations_give_the_same_gradients(name, one_rank):
 
 
 @pytest.mark.parametrize("name", ["Interleaved1F1B", "InterleavedZeroBubble"])
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_a_checkpointed_layer_runs_twice_and_any_other_once(name, checkpointed, one_rank):
+    model, runs = model_of(3, checkpoint_activations=checkpointed), []
+    for layer in model.layers:
+        layer.mlp.register_forward_hook(lambda *_, number=layer.number: runs.append(number))
+    Pipeline(model, (1, 1, 1), schedule=name, num_microbatches=2).step(*batch_of(2))
+    assert sorted(runs) == sorted([0, 1, 2] * 2 * (2 if checkpointed else 1))
+
+
+@pytest.mark.parametrize("name", ["Interleaved1F1B", "InterleavedZeroBubble"])
+@pytest.mark.parametrize("source_dtype", [None, "bfloat16"])
+def test_autocast_computes_what_it_computes_in_one_process(name, source_dtype, one_rank):
+    model, (tokens, targets) = model_of(3, dtype="float32", source_dtype=source_dtype), batch_of(4)
+    loss, _, gradients = alone(model, tokens, targets, parts=2, autocast=True)
+    pipeline = Pipeline(model, (1, 1, 1), schedule=name, num_microbatches=2, precision="bfloat16")
+    assert pipeline.dtype == (torch.bfloat16 if source_dtype else torch.float32)
+    assert pipeline.step(tokens, targets) == pytest.approx(loss, rel=1e-7)
+    assert loss != pytest.approx(alone(model, tokens, targets)[0], rel=1e-7)
+    for parameter_name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            assert_close(parameter.grad, gradients[parameter_name], 2e-2 if source_dtype else 1e-4)
+
+
+@pytest.mark.parametrize("name", ["Interleaved1F1B", "InterleavedZeroBubble"])
 def test_kernels_that_gather_gradients_of_a_source_do_so_in_stages(name, one_rank):
     """In float32 the CPU kernels run, and sources are views, which PyTorch could not detach."""
     model, (tokens, targets) = model_of(3, "full", dtype="float32"), batch_of(4)
@@ -161,6 +185,16 @@ def test_another_shape_in_a_later_step_is_taken(one_rank):
         assert_close(model.embedding.weight.grad, gradients["embedding.weight"])
 
 
+def test_gradients_of_unlike_batches_add_up(one_rank):
+    model = model_of(3, tied=True)
+    pipeline = Pipeline(model, (1, 2), schedule="LoopedBFS", num_microbatches=2)
+    first, second = batch_of(2, 6), batch_of(4, 3, seed=2)
+    expected = [alone(model, *batch)[2]["embedding.weight"] for batch in (first, second)]
+    for batch, share in ((first, 0.25), (second, 0.75)):
+        assert pipeline.step(*batch, share=share) == pytest.approx(alone(model, *batch)[0], rel=1e-12)
+    assert_close(model.embedding.weight.grad, 0.25 * expected[0] + 0.75 * expected[1])
+
+
 def test_a_failed_step_leaves_nothing_and_the_next_one_works(one_rank):
     model, (tokens, targets) = model_of(3), batch_of(4)
     calls = itertools.count()
@@ -171,7 +205,9 @@ def test_a_failed_step_leaves_nothing_and_the_next_one_works(one_rank):
         return mean_loss(logits, expected)
 
     pipeline = Pipeline(model, (1, 1, 1), schedule="Interleaved1F1B", num_microbatches=4, loss=loss)
-    with pytest.raises(RankError, match=r"(?s)rank 0 failed in step 1: out of luck.*with nobody"):
+    with pytest.raises(
+        RankError, match="rank 0 failed in step 1 in the loss of a microbatch: RuntimeError: out of luck"
+    ):
         pipeline.step(tokens, targets)
     assert len(pipeline.store) == 0
     model.zero_grad()
@@ -189,14 +225,18 @@ def test_a_batch_that_cannot_be_run_is_refused_before_anything_is_sent(one_rank)
         pipeline.step(tokens[:4] + 100, targets[:4])
     with pytest.raises(ShapeError, match="at most 16"):
         pipeline.step(*batch_of(4, 17))
+    with pytest.raises(ShapeError, match=r"(?s)targets of shape \[4, 5\].*\[4, 6\]"):
+        pipeline.step(tokens[:4], targets[:4, 1:])
 
 
-def test_compiled_stages_are_refused_where_backward_is_split(one_rank):
-    model = model_of(2)
-    pipeline = Pipeline(model, (1, 1), schedule="ZBVZeroBubble", num_microbatches=2)
-    pipeline.modules[1].compile(backend="eager")
-    with pytest.raises(ConfigError, match="compiled stage under ZBVZeroBubble"):
-        pipeline.step(*batch_of(2))
+@pytest.mark.parametrize("name", [name for name in SCHEDULES if SCHEDULES[name].splits_backward])
+def test_compiled_stages_are_refused_where_backward_is_split(name, one_rank):
+    for compiled in ("the stage", "a part of it"):
+        pipeline = Pipeline(model_of(2), (1, 1), schedule=name, num_microbatches=2)
+        stage = pipeline.modules[1]
+        (stage if compiled == "the stage" else stage.layers["1"].mlp).compile(backend="eager")
+        with pytest.raises(ConfigError, match=f"(?s)compiled stage under {name}.*Interleaved1F1B"):
+            pipeline.step(*batch_of(2))
 
 
 def test_a_schedule_for_other_stages_is_refused(one_rank):
@@ -219,6 +259,16 @@ def test_a_store_keeps_each_piece_once_and_adds_up_its_gradients():
     assert store.collect(3, piece).tolist() == [2, 2]
     assert given.tolist() == [1, 1]  # it may be somebody else's
     assert (len(store), store.most) == (0, 1)
+
+
+def test_a_fingerprint_is_of_bits_and_their_order():
+    one, other = torch.tensor([1.0, 2.0]), torch.tensor([2.0, 1.0])
+    assert fingerprint([one, other]) == fingerprint([torch.stack([one, other])])
+    rough = one.bfloat16()
+    assert len({fingerprint([one]), fingerprint([other]), fingerprint([rough]), fingerprint([-one])}) == 4
+    assert fingerprint([torch.tensor(True), torch.zeros(2, 3).T]) == fingerprint(
+        [torch.tensor(True), torch.zeros(6)]
+    )
 
 
 def test_a_torch_that_was_not_tested_is_refused(monkeypatch):

@@ -2,6 +2,7 @@
 
 import inspect
 from collections import Counter
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from attention_residuals.errors import BackendError
 from attention_residuals.parallel.plan import Piece, Plan
 from attention_residuals.parallel.stages import DecoderStage
 from attention_residuals.parallel.store import Store
+from attention_residuals.parallel.watch import Watch
 
 __all__ = ["TESTED", "ExchangeStage", "check_torch"]
 
@@ -84,9 +86,11 @@ class ExchangeStage(PipelineStage):
         stage: Which stage it is.
         store: Shared by all stages of the rank.
         bytes_sent: Receives what is sent, ``"forward"`` and ``"backward"``.
+        watch: Is told what the stage computes.
         shape: [B, T] of a microbatch.
         dtype: Of the pieces.
         device: Where the stage runs.
+        autocast: Whether its matrix products run in bfloat16.
         group: The ranks of the pipeline.
     """
 
@@ -97,15 +101,17 @@ class ExchangeStage(PipelineStage):
         stage: int,
         store: Store,
         bytes_sent: Counter[str],
+        watch: Watch,
         *,
         shape: tuple[int, int],
         dtype: torch.dtype,
         device: torch.device,
+        autocast: bool = False,
         group: dist.ProcessGroup | None = None,
     ) -> None:
         check_torch()
         self.plan, self.store = plan.stages[stage], store
-        self.bytes_sent = bytes_sent
+        self.bytes_sent, self.watch, self._autocast = bytes_sent, watch, autocast
         self._microbatch = -1
         self._leaves: dict[int, tuple[Tensor, ...]] = {}
         self._made: dict[int, dict[Piece, Tensor]] = {}
@@ -132,7 +138,11 @@ class ExchangeStage(PipelineStage):
     ) -> Any:
         """Runs a microbatch forward."""
         self._microbatch = fwd_chunk_id
-        return super().forward_one_chunk(fwd_chunk_id, args, kwargs, save_forward_output)
+        with self.watch.doing(self._what("forward")):
+            return super().forward_one_chunk(fwd_chunk_id, args, kwargs, save_forward_output)
+
+    def _what(self, direction: str) -> str:
+        return f"in the {direction} of microbatch {self._microbatch} in stage {self.stage_index}"
 
     def forward_maybe_with_nosync(self, *args: Tensor, **kwargs: Any) -> Any:
         """Puts the state together, runs the module, and hands on what the plan sends."""
@@ -147,7 +157,8 @@ class ExchangeStage(PipelineStage):
                 self._leaves[number] = leaves
             found = dict(zip((*plan.receives, *plan.holds), (*args, *leaves), strict=True))
             state = tuple(found[piece] for piece in plan.inputs)
-        output = super().forward_maybe_with_nosync(*state, **kwargs)  # type: ignore[no-untyped-call]
+        with torch.autocast(self.device.type, torch.bfloat16) if self._autocast else nullcontext():
+            output = super().forward_maybe_with_nosync(*state, **kwargs)  # type: ignore[no-untyped-call]
         if self.is_last:
             self._free(number)
             return output
@@ -175,12 +186,14 @@ class ExchangeStage(PipelineStage):
     ) -> None:
         """Runs a microbatch backward, or the half of it that makes gradients of inputs."""
         self._microbatch = bwd_chunk_id
-        super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
+        with self.watch.doing(self._what("backward")):
+            super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
         """Runs the half of a backward that makes gradients of weights."""
         self._microbatch = bwd_chunk_id
-        super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
+        with self.watch.doing(self._what("backward")):
+            super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
 
     def backward_maybe_with_nosync(
         self, backward_type: Any, bwd_kwargs: dict[str, Any], last_backward: bool = False

@@ -1,27 +1,28 @@
 """A decoder that is trained in stages on the ranks of a group."""
 
-import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from contextlib import contextmanager
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch._dynamo import OptimizedModule
-from torch.distributed.pipelining.schedules import _batch_p2p
 from torch.nn import functional as F
 
-from attention_residuals.errors import AttentionResidualsError, ConfigError, ShapeError
+from attention_residuals.errors import ConfigError, ShapeError
 from attention_residuals.models import Decoder
 from attention_residuals.models.language_model import checked_positions
 from attention_residuals.parallel.exchange import ExchangeStage, check_torch
+from attention_residuals.parallel.forward import run_forward
 from attention_residuals.parallel.plan import Transport, plan
-from attention_residuals.parallel.ranks import RankError, add_up_gradients, agree, wait
+from attention_residuals.parallel.ranks import add_up_gradients, agreeing, fingerprint
 from attention_residuals.parallel.schedules import schedule_named
 from attention_residuals.parallel.stages import DecoderStage, cut, dtype_of_pieces, layout_of
 from attention_residuals.parallel.store import Store
+from attention_residuals.parallel.watch import Watch
 
 __all__ = ["Pipeline", "mean_loss"]
 
@@ -40,8 +41,8 @@ def mean_loss(logits: Float[Tensor, "B T V"], targets: Int[Tensor, "B T"]) -> Fl
 class Pipeline:
     """A decoder in stages, one part of it on each rank of a group; every rank makes one and calls ``step``.
 
-    Every rank is given the same model and the same batches, so that whatever is wrong with them is found by
-    all before they wait for one another; a rank keeps the parameters of its own stages.
+    Every rank is given the same model and the same batches, of which all ranks make sure before they wait for
+    one another; a rank keeps the parameters of its own stages.
 
     Args:
         model: The whole decoder, the same on every rank.
@@ -49,6 +50,8 @@ class Pipeline:
         num_microbatches: M, into which a batch is cut.
         schedule: One of ``SCHEDULES``.
         transport: ``"cached"`` sends what the next rank lacks; the others are there to compare with.
+        precision: ``"bfloat16"`` runs matrix products under autocast; weights stay as they are, and what is
+            sent has the dtype of the rule's sources (``source_dtype``).
         loss: Mean loss of logits and targets.
         group: The ranks; by default all.
         device: Of this rank.
@@ -56,7 +59,7 @@ class Pipeline:
     Raises:
         ConfigError: The stages fit neither the model nor the ranks nor the schedule.
         BackendError: A PyTorch that this was not tested with.
-        RankError: Ranks were given different models or options.
+        RankError: Ranks were given different models or options, or another rank refused its own.
     """
 
     def __init__(
@@ -67,28 +70,33 @@ class Pipeline:
         num_microbatches: int,
         schedule: str = "1F1B",
         transport: Transport = "cached",
+        precision: Literal["float32", "bfloat16"] = "float32",
         loss: Callable[[Tensor, Tensor], Tensor] = mean_loss,
         group: dist.ProcessGroup | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
-        check_torch()
-        self.schedule, self.num_microbatches, self.loss = schedule_named(schedule), num_microbatches, loss
         self.group, self.device, self.config = group, torch.device(device), model.config
         self.rank, num_ranks = dist.get_rank(group), dist.get_world_size(group)
-        layout = layout_of(model, layers, num_ranks=num_ranks, placement=self.schedule.placement)
-        self.schedule.check(layout.stages_per_rank, num_ranks, num_microbatches)
-        self.plan = plan(layout, transport)
+        self.num_microbatches, self.precision, self.loss = num_microbatches, precision, loss
+        self.store, self.step_number = Store(), 0
+        self.bytes_sent = Counter[str]()
+        self.watch = Watch(group)
+        self._stages: list[ExchangeStage] = []
+        self._made_for: tuple[int, int, bool] | None = None
+        self._runner: Any = None
+        with self._together(), agreeing("started with", group, self.device) as told:
+            check_torch()
+            self.schedule = schedule_named(schedule)
+            layout = layout_of(model, layers, num_ranks=num_ranks, placement=self.schedule.placement)
+            self.schedule.check(layout.stages_per_rank, num_ranks, num_microbatches)
+            self.plan = plan(layout, transport)
+            told.append(repr((layout, transport, schedule, num_microbatches, precision, model.config)))
+            told.append(f"weights {fingerprint(model.parameters())}")
         modules = cut(model, layers)
         self.modules: dict[int, DecoderStage] = {
             stage.stage: modules[stage.stage].to(self.device) for stage in self.plan.stages_of(self.rank)
         }
         self.dtype = dtype_of_pieces(model)
-        self.store, self.step_number = Store(), 0
-        self.bytes_sent = Counter[str]()
-        self._stages: list[ExchangeStage] = []
-        self._made_for: tuple[int, int, bool] | None = None
-        self._runner: Any = None
-        self._agree("started with", repr((layout, transport, schedule, num_microbatches, model.config)))
 
     def step(
         self,
@@ -101,44 +109,47 @@ class Pipeline:
     ) -> float:
         """Adds the gradients of a batch's mean loss to ``.grad`` of this rank's parameters.
 
-        A batch of another shape than the one before rebuilds the stages' buffers.
+        A batch of another shape than the one before rebuilds the stages' buffers. After an error gradients
+        are of no use.
 
         Args:
             tokens: The whole batch, on every rank.
             targets: The tokens to predict.
             positions: As for the whole decoder.
             mask: As for the whole decoder.
-            share: Of a batch that is accumulated over several steps, or 1.
+            share: Of this batch in one that is accumulated over several steps, above 0; 1 if it is all of it.
 
         Returns:
-            The mean loss, on every rank.
+            The mean loss of this batch, on every rank.
 
         Raises:
             ShapeError: The batch cannot be cut into the microbatches.
-            RankError: Another rank died, or was given a batch of another shape.
+            RankError: Another rank died, hangs, failed, or was given another batch.
         """
-        self.step_number += 1
-        kwargs = self._checked(tokens, positions, mask)
-        self._agree("given", repr([tuple(tokens.shape), [*kwargs], share]))
-        self._build(tokens, with_backward=True)
-        scale, losses = share / self.num_microbatches, list[Tensor]()
-        self._runner._loss_fn = lambda logits, expected: self.loss(logits, expected) * scale
-        tied = self._tied_weight()
-        before = None if tied is None else tied.grad
-        if tied is not None:
-            tied.grad = None
-        self._run(
-            lambda: self._runner.step(tokens, target=targets, losses=losses, return_outputs=False, **kwargs)
-        )
-        assert not len(self.store), f"{len(self.store)} pieces were left in the store"
-        total = torch.zeros(1, dtype=torch.float64, device=self.device)
-        if losses:
-            total += torch.stack(losses).sum().detach()
-        self._run(lambda: self._share(total, tied))
-        if tied is not None and before is not None:
-            assert tied.grad is not None
-            tied.grad += before
-        return total.item() / share
+        with self._together():
+            given = self._given(tokens, targets, positions, mask, f"share {share}")
+            self._build(tokens, with_backward=True)
+            scale, losses = share / self.num_microbatches, list[Tensor]()
+
+            def loss(logits: Tensor, expected: Tensor) -> Tensor:
+                with self.watch.doing("in the loss of a microbatch"):
+                    return self.loss(logits, expected) * scale
+
+            self._runner._loss_fn = loss
+            tied = self._tied_weight()
+            before = None if tied is None else tied.grad
+            if tied is not None:
+                tied.grad = None
+            self._runner.step(tokens, target=targets, losses=losses, return_outputs=False, **given)
+            assert not len(self.store), f"{len(self.store)} pieces were left in the store"
+            total = torch.zeros(1, dtype=torch.float64, device=self.device)
+            if losses:
+                total += torch.stack(losses).sum().detach()
+            self._share(total, tied)
+            if tied is not None and before is not None:
+                assert tied.grad is not None
+                tied.grad += before
+            return total.item() / share
 
     @torch.no_grad()
     def logits(
@@ -152,13 +163,12 @@ class Pipeline:
 
         Arguments and errors are those of ``step``.
         """
-        self.step_number += 1
-        kwargs = self._checked(tokens, positions, mask)
-        self._agree("given", repr([tuple(tokens.shape), [*kwargs]]))
-        self._build(tokens, with_backward=False)
-        found: Tensor | None = self._run(lambda: self._forward(tokens, kwargs))
-        assert not len(self.store), f"{len(self.store)} pieces were left in the store"
-        return found
+        with self._together():
+            given = self._given(tokens, None, positions, mask, "forward only")
+            self._build(tokens, with_backward=False)
+            found = run_forward(self._stages, self._runner, tokens, given, self.num_microbatches)
+            assert not len(self.store), f"{len(self.store)} pieces were left in the store"
+            return found
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yields the parameters of this rank's stages, once each, by their names in the whole decoder."""
@@ -169,23 +179,40 @@ class Pipeline:
                     seen.add(parameter)
                     yield name, parameter
 
-    def _checked(self, tokens: Tensor, positions: Tensor | None, mask: Tensor | None) -> dict[str, Tensor]:
+    def _given(
+        self,
+        tokens: Tensor,
+        targets: Tensor | None,
+        positions: Tensor | None,
+        mask: Tensor | None,
+        how: str,
+    ) -> dict[str, Tensor]:
         """Checks a batch as the first stage would, on every rank; returns what all stages are given."""
-        checked_positions(self.config, tokens, positions, mask, 0, None)
-        if len(tokens) % self.num_microbatches:
-            raise ShapeError(
-                got=f"a batch of {len(tokens)} sequences for {self.num_microbatches} microbatches",
-                expected="microbatches of the same size",
-                do=f"use a batch of {-(-len(tokens) // self.num_microbatches) * self.num_microbatches}",
-            )
-        if self.schedule.splits_backward and any(map(_is_compiled, self._submodules())):
-            raise ConfigError(
-                got=f"a compiled stage under {self.schedule.name}",
-                expected="stages that are not compiled: PyTorch cannot split their backward",
-                do="use Interleaved1F1B, 1F1B, GPipe or LoopedBFS, or do not compile",
-            )
-        given = {"positions": positions, "mask": mask}
-        return {name: tensor for name, tensor in given.items() if tensor is not None}
+        with agreeing("given", self.group, self.device) as told:
+            checked_positions(self.config, tokens, positions, mask, 0, None)
+            if targets is not None and targets.shape != tokens.shape:
+                raise ShapeError(
+                    got=f"targets of shape {list(targets.shape)}",
+                    expected=f"{list(tokens.shape)}, one for each token",
+                    do="shift the tokens by one: row[:, :-1] and row[:, 1:]",
+                )
+            if len(tokens) % self.num_microbatches:
+                raise ShapeError(
+                    got=f"a batch of {len(tokens)} sequences for {self.num_microbatches} microbatches",
+                    expected="microbatches of the same size",
+                    do=f"use a batch of {-(-len(tokens) // self.num_microbatches) * self.num_microbatches}",
+                )
+            if self.schedule.splits_backward and any(map(_is_compiled, self._submodules())):
+                raise ConfigError(
+                    got=f"a compiled stage under {self.schedule.name}",
+                    expected="stages that are not compiled: PyTorch cannot split their backward",
+                    do="use Interleaved1F1B, 1F1B, GPipe or LoopedBFS, or do not compile",
+                )
+            every = {"tokens": tokens, "targets": targets, "positions": positions, "mask": mask}
+            there = {name: tensor for name, tensor in every.items() if tensor is not None}
+            shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in there.items())
+            told.append(f"{shapes}, {how}, contents {fingerprint(there.values())}")
+        return {name: there[name] for name in ("positions", "mask") if name in there}
 
     def _submodules(self) -> Iterator[nn.Module]:
         for module in self.modules.values():
@@ -204,9 +231,11 @@ class Pipeline:
                 number,
                 self.store,
                 self.bytes_sent,
+                self.watch,
                 shape=shape,
                 dtype=self.dtype,
                 device=self.device,
+                autocast=self.precision == "bfloat16",
                 group=self.group,
             )
             for number, module in self.modules.items()
@@ -218,30 +247,6 @@ class Pipeline:
             scale_grads=False,  # of a tied weight, which two stages may share, it would be done twice
         )
         self._made_for = (batch, length, with_backward)
-
-    def _forward(self, tokens: Tensor, kwargs: dict[str, Tensor]) -> Tensor | None:
-        """Runs all microbatches through one stage after the other; PyTorch's own has no V without backward."""
-        number = self.num_microbatches
-        for stage in self._stages:
-            stage.has_backward = False
-            stage.clear_runtime_states()
-        self._runner._initialize_pp_stages(self._stages, (), {}, None, False, False)
-        parts = {name: tensor.chunk(number) for name, tensor in kwargs.items()}
-        sent = []
-        for stage, following in itertools.zip_longest(self._stages, self._stages[1:]):
-            beside = following is not None and following.stage_index == stage.stage_index + 1
-            for microbatch, part in enumerate(tokens.chunk(number)):
-                received = self._stages.index(stage) > 0 and stage.stage_index - 1 in self.modules
-                if not received:
-                    wait(_batch_p2p(stage.get_fwd_recv_ops(microbatch)))
-                own = {name: chunks[microbatch] for name, chunks in parts.items()}
-                output = stage.forward_one_chunk(microbatch, (part,), own)
-                if beside:
-                    following.set_local_fwd_input(output, microbatch)
-                else:
-                    sent += _batch_p2p(stage.get_fwd_send_ops(microbatch))
-        wait(sent)
-        return torch.cat(self._stages[-1].output_chunks) if self._stages[-1].is_last else None
 
     def _tied_weight(self) -> nn.Parameter | None:
         """Returns the matrix that another rank has too: the embedding of the first is the head of the last."""
@@ -264,37 +269,19 @@ class Pipeline:
             (peer,) = self._ends() - {self.rank}
             add_up_gradients(tied, peer, self.group, own_first=self.rank == self.plan.layout.rank_of(0))
 
-    def _run(self, work: Callable[[], Any]) -> Any:
-        """Runs what exchanges with other ranks, and says who was waiting for whom when it fails."""
-        failed = True
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        """Counts a step, of which the start is 0; when it fails, names who ended it and forgets what it left."""
+        finished = False
         try:
-            result = work()
-            failed = False
-        except RankError:
-            raise
-        except RuntimeError as error:
-            cause = error.__cause__
-            if isinstance(cause, AttentionResidualsError):  # PyTorch wraps what a stage raises
-                raise cause from None
-            others = " and ".join(f"rank {rank}" for rank in sorted(self._neighbours()))
-            raise RankError(
-                got=f"rank {self.rank} failed in step {self.step_number}: {str(cause or error).strip()}",
-                expected=f"every rank to finish the step; this one exchanges with {others or 'nobody'}",
-                do="read what those ranks wrote last, and start all again from the newest checkpoint",
-            ) from error
+            with self.watch.during(self.step_number):
+                yield
+            finished = True
         finally:
-            if failed:
+            self.step_number += 1
+            if not finished:
                 self.store.clear()
                 self._made_for = None  # buffers may be half written
-        return result
-
-    def _neighbours(self) -> set[int]:
-        layout = self.plan.layout
-        near = {stage + way for stage in self.modules for way in (-1, 1)}
-        return {layout.rank_of(stage) for stage in near if 0 <= stage < layout.num_stages} - {self.rank}
-
-    def _agree(self, verb: str, what: str) -> None:
-        self._run(lambda: agree(verb, what, self.group, self.device))
 
 
 def _is_compiled(module: nn.Module) -> bool:

@@ -1,19 +1,18 @@
 """What ranks of a pipeline tell one another beside the residual state: that they agree, a tied weight's gradient."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
-from attention_residuals.errors import AttentionResidualsError
+from attention_residuals.errors import AttentionResidualsError, RankError
 
-__all__ = ["RankError", "add_up_gradients", "agree", "wait"]
+__all__ = ["add_up_gradients", "agree", "agreeing", "fingerprint", "wait"]
 
-
-class RankError(AttentionResidualsError, RuntimeError):
-    """A rank that no longer answers, or ranks that were told different things."""
+_REFUSED = -1
 
 
 def agree(verb: str, what: str, group: dist.ProcessGroup | None, device: torch.device) -> None:
@@ -28,15 +27,74 @@ def agree(verb: str, what: str, group: dist.ProcessGroup | None, device: torch.d
     Raises:
         RankError: It is not the same; every rank raises it.
     """
-    number = int.from_bytes(hashlib.sha256(what.encode()).digest()[:7], "big")
-    bounds = torch.tensor([number, -number], device=device)
-    dist.all_reduce(bounds, dist.ReduceOp.MAX, group=group)
-    if bounds[0] != -bounds[1]:
+    with agreeing(verb, group, device) as told:
+        told.append(what)
+
+
+@contextmanager
+def agreeing(verb: str, group: dist.ProcessGroup | None, device: torch.device) -> Iterator[list[str]]:
+    """Lets every rank check what it was given, and goes on when all of them accept the same.
+
+    The body puts into the list what must be the same on all ranks. What one rank refuses with an error of this
+    package, the others are told, so that nobody waits for it.
+
+    Args:
+        verb: What happened to the ranks, for the message.
+        group: The ranks.
+        device: Of this rank.
+
+    Raises:
+        RankError: It is not the same, or another rank refused it; every rank raises an error.
+    """
+    told: list[str] = []
+    try:
+        yield told
+    except AttentionResidualsError:
+        _numbers(_REFUSED, group, device)
+        raise
+    what, own = ", ".join(told), dist.get_rank()
+    numbers = _numbers(int.from_bytes(hashlib.sha256(what.encode()).digest()[:7], "big"), group, device)
+    ranks_of: dict[int, list[int]] = {}
+    for rank, number in zip(dist.get_process_group_ranks(group), numbers, strict=True):
+        ranks_of.setdefault(number, []).append(rank)
+    if _REFUSED in ranks_of:
         raise RankError(
-            got=f"ranks that were {verb} different things; rank {dist.get_rank(group)}: {what}",
-            expected="the same model, options and shapes on every rank",
-            do="compare this line of all ranks",
+            got=f"{_named(ranks_of[_REFUSED])} refused what it was {verb}; rank {own}: {what}",
+            expected="the same model, options and batches on every rank",
+            do="read the error of that rank; this one found nothing wrong",
         )
+    if len(ranks_of) > 1:
+        raise RankError(
+            got=f"ranks that were {verb} different things; rank {own}: {what}",
+            expected="the same model, options and batches on every rank; they differ between "
+            + " and ".join(map(_named, ranks_of.values())),
+            do="compare the first line of these ranks",
+        )
+
+
+def fingerprint(tensors: Iterable[Tensor]) -> str:
+    """Hashes the bits of tensors, of which ranks can then tell whether they have the same.
+
+    Example:
+        >>> fingerprint([torch.arange(3)]) == fingerprint([torch.tensor([0, 1, 2])])
+        True
+    """
+    found = hashlib.sha256()
+    for tensor in tensors:
+        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return found.hexdigest()[:12]
+
+
+def _numbers(number: int, group: dist.ProcessGroup | None, device: torch.device) -> list[int]:
+    """Gathers a number of every rank."""
+    own = torch.tensor([number], device=device)
+    gathered = [torch.zeros_like(own) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(gathered, own, group=group)
+    return [int(one) for one in torch.cat(gathered)]
+
+
+def _named(ranks: Sequence[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
 
 
 def add_up_gradients(
