@@ -2,7 +2,7 @@
 
 import inspect
 from collections import Counter
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -141,6 +141,10 @@ class ExchangeStage(PipelineStage):
         with self.watch.doing(self._what("forward")):
             return super().forward_one_chunk(fwd_chunk_id, args, kwargs, save_forward_output)
 
+    def _precision(self) -> AbstractContextManager[object]:
+        """Turns autocast on where it was asked for, and leaves alone what the caller may have turned on."""
+        return torch.autocast(self.device.type, torch.bfloat16) if self._autocast else nullcontext()
+
     def _what(self, direction: str) -> str:
         return f"in the {direction} of microbatch {self._microbatch} in stage {self.stage_index}"
 
@@ -157,7 +161,7 @@ class ExchangeStage(PipelineStage):
                 self._leaves[number] = leaves
             found = dict(zip((*plan.receives, *plan.holds), (*args, *leaves), strict=True))
             state = tuple(found[piece] for piece in plan.inputs)
-        with torch.autocast(self.device.type, torch.bfloat16) if self._autocast else nullcontext():
+        with self._precision():
             output = super().forward_maybe_with_nosync(*state, **kwargs)  # type: ignore[no-untyped-call]
         if self.is_last:
             self._free(number)
