@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import _get_default_store
+from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
 from attention_residuals.errors import AttentionResidualsError, RankError
 
@@ -52,7 +52,7 @@ class Watch:
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self.rank = dist.get_rank()
         self._others = [rank for rank in dist.get_process_group_ranks(group) if rank != self.rank]
-        self._store = dist.PrefixStore("attention_residuals watch", _get_default_store())
+        self._store = PrefixStore("attention_residuals watch", _get_default_store())
         self._lock = threading.Lock()
         self._word = _Word()
         self._doing = ("", time.monotonic())
