@@ -1,6 +1,7 @@
-"""Keys and values of earlier tokens, so that a new token costs one token."""
+"""Keys, values and states of earlier tokens, so that a new token costs one token."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -8,11 +9,18 @@ from torch import Tensor
 
 from attention_residuals.errors import ConfigError, ShapeError
 
-__all__ = ["KVCache"]
+__all__ = ["KVCache", "Snapshot"]
+
+
+class Snapshot(NamedTuple):
+    """What a cache goes back to."""
+
+    num_tokens: int
+    states: dict[int, tuple[Tensor, ...]]
 
 
 class KVCache:
-    """Keeps every layer's keys and values in buffers that grow by doubling.
+    """Keeps every layer's keys and values in buffers that grow by doubling, and states of linear attention.
 
     For inference only: what is stored carries no gradient, so a pass that asks for one is refused.
 
@@ -38,6 +46,8 @@ class KVCache:
     def __init__(self) -> None:
         self._keys: dict[int, Tensor] = {}
         self._values: dict[int, Tensor] = {}
+        self._states: dict[int, tuple[Tensor, ...]] = {}
+        self._newest: dict[int, tuple[Tensor, ...]] = {}
         self._num_tokens = 0
         self.padding: tuple[int, ...] = ()
 
@@ -52,7 +62,8 @@ class KVCache:
         Args:
             num_new: Tokens of the pass, which count as real.
         """
-        device = next((buffer.device for buffer in self._keys.values()), None)
+        kept = (*self._keys.values(), *(state[0] for state in self._states.values()))
+        device = next((buffer.device for buffer in kept), None)
         places = torch.arange(self._num_tokens + num_new, device=device)
         return places >= torch.tensor(self.padding, dtype=torch.long, device=device)[:, None]
 
@@ -65,19 +76,36 @@ class KVCache:
             ShapeError: Another batch size than that of the kept tokens.
             ConfigError: Keys or values that require a gradient, which would be lost.
         """
-        if key.requires_grad or value.requires_grad:
-            raise ConfigError(
-                got="keys and values that require a gradient, and a cache",
-                expected="a pass without gradients: what is cached carries none",
-                do="run it under torch.no_grad(), or without a cache",
-            )
-        if not self._num_tokens:
-            self.padding = (0,) * len(key)
+        self._require(key, value)
         return self._put(self._keys, layer, key), self._put(self._values, layer, value)
 
+    def recall(self, layer: int) -> tuple[Tensor, ...] | None:
+        """Returns what ``remember`` kept of a layer after the kept tokens, or None before the first."""
+        return self._states.get(layer) if self._num_tokens else None
+
+    def remember(self, layer: int, *state: Tensor) -> None:
+        """Keeps a layer's state after the newest tokens, its first axis the batch; holds from ``advance`` on.
+
+        Raises:
+            ShapeError: Another batch size than that of the kept tokens.
+            ConfigError: A state that requires a gradient, which would be lost.
+        """
+        self._require(*state)
+        self._newest[layer] = state
+
     def advance(self, num_tokens: int) -> None:
-        """Keeps the newest tokens, once every layer has them; a negative number lets go of that many."""
+        """Keeps the newest tokens and states, once every layer has them."""
         self._num_tokens += num_tokens
+        self._states |= self._newest
+        self._newest = {}
+
+    def snapshot(self) -> Snapshot:
+        """Says what is kept, for ``restore``."""
+        return Snapshot(self._num_tokens, dict(self._states))
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Lets go of the tokens that came after a snapshot of this very cache."""
+        self._num_tokens, self._states, self._newest = snapshot.num_tokens, dict(snapshot.states), {}
 
     def keep(self, rows: Sequence[int], *, start: int = 0) -> None:
         """Keeps some sequences, in the order given, and of them the tokens from ``start`` on.
@@ -94,6 +122,9 @@ class KVCache:
         for buffers in (self._keys, self._values):
             for layer, buffer in buffers.items():
                 buffers[layer] = buffer[list(rows), :, start : self._num_tokens]
+        self._states = {
+            layer: tuple(tensor[list(rows)] for tensor in state) for layer, state in self._states.items()
+        }
         self._num_tokens -= start
         self.padding = tuple(max(0, self.padding[row] - start) for row in rows)
 
@@ -109,7 +140,7 @@ class KVCache:
         if not other._num_tokens:
             return
         if not self._num_tokens:
-            self._keys, self._values, self.padding = {}, {}, ()
+            self._keys, self._values, self._states, self.padding = {}, {}, {}, ()
         own_kind, kind = _kind(self._keys), _kind(other._keys)
         if own_kind and own_kind != kind:
             raise ShapeError(
@@ -124,20 +155,38 @@ class KVCache:
                 if self._num_tokens:
                     parts.insert(0, _aligned(own[layer], self._num_tokens, total))
                 own[layer] = torch.cat(parts)
+        self._states = {
+            layer: tuple(torch.cat(parts) for parts in zip(self._states[layer], added, strict=True))
+            if layer in self._states
+            else added
+            for layer, added in other._states.items()
+        }
         self.padding = tuple(
             count + total - cache._num_tokens for cache in (self, other) for count in cache.padding
         )
         self._num_tokens = total
 
-    def _put(self, buffers: dict[int, Tensor], layer: int, new: Tensor) -> Tensor:
-        batch, heads, length, width = new.shape
-        total, buffer = self._num_tokens + length, buffers.get(layer)
-        if buffer is not None and self._num_tokens and buffer.shape[0] != batch:
+    def _require(self, *new: Tensor) -> None:
+        """Refuses what cannot be kept; the first tokens decide how many sequences there are."""
+        if any(tensor.requires_grad for tensor in new):
+            raise ConfigError(
+                got="keys, values or states that require a gradient, and a cache",
+                expected="a pass without gradients: what is cached carries none",
+                do="run it under torch.no_grad(), or without a cache",
+            )
+        batch = len(new[0])
+        if not self._num_tokens:
+            self.padding = (0,) * batch
+        elif batch != len(self.padding):
             raise ShapeError(
-                got=f"a batch of {batch} for a cache of {buffer.shape[0]}",
+                got=f"a batch of {batch} for a cache of {len(self.padding)}",
                 expected="the same sequences in every pass",
                 do="make a new cache for other sequences",
             )
+
+    def _put(self, buffers: dict[int, Tensor], layer: int, new: Tensor) -> Tensor:
+        batch, heads, length, width = new.shape
+        total, buffer = self._num_tokens + length, buffers.get(layer)
         if buffer is None or buffer.shape[0] != batch or buffer.shape[2] < total or not _writable(buffer):
             grown = new.new_empty(batch, heads, max(total, 2 * self._num_tokens), width)
             if buffer is not None and self._num_tokens:

@@ -83,7 +83,7 @@ def prefill(
     if before and any(cache.padding):
         mask = cache.mask(tokens.shape[1])
     positions = None if mask is None else positions_of(mask)[:, before:]
-    logits = torch.empty(0)
+    logits, held = torch.empty(0), cache.snapshot()
     try:
         for start in range(0, tokens.shape[1], chunk):
             end = min(start + chunk, tokens.shape[1])
@@ -97,7 +97,7 @@ def prefill(
                 num_logits=1,
             )
     except BaseException:
-        cache.advance(before - cache.num_tokens)
+        cache.restore(held)
         raise
     if mask is not None and not before:
         cache.padding = tuple((~mask).sum(1).tolist())

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from attention_residuals.layers.norm import RMSNorm
 from attention_residuals.layers.rope import Rotation, rotate
 
-__all__ = ["Attention", "AttentionContext", "Cache", "allowed_pairs"]
+__all__ = ["Attention", "AttentionContext", "Cache", "RecurrentCache", "allowed_pairs"]
 
 
 @runtime_checkable
@@ -30,6 +30,19 @@ class Cache(Protocol):
 
     def advance(self, num_tokens: int) -> None:
         """Keeps the newest tokens, once every layer has them; a pass that failed before leaves no trace."""
+        ...
+
+
+@runtime_checkable
+class RecurrentCache(Cache, Protocol):
+    """Keeps what layers of linear attention go on from, too: tensors that do not grow with the text."""
+
+    def recall(self, layer: int) -> tuple[Tensor, ...] | None:
+        """Returns a layer's state after the kept tokens, or None before the first."""
+        ...
+
+    def remember(self, layer: int, *state: Tensor) -> None:
+        """Keeps a layer's state after the newest tokens, its first axis the batch; holds from ``advance`` on."""
         ...
 
 

@@ -4,10 +4,12 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from attention_residuals.errors import ConfigError, is_count, is_finite
-from attention_residuals.layers.residual import ResidualConfig
+import torch
 
-__all__ = ["ConvertedConfig"]
+from attention_residuals.errors import ConfigError, is_count, is_finite
+from attention_residuals.layers.residual import ResidualConfig, ResidualRule, rehearse
+
+__all__ = ["ConvertedConfig", "read_scales"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +68,18 @@ class ConvertedConfig:
     def original(self) -> dict[str, Any]:
         """The model's own config."""
         return dict(json.loads(self.transformers))
+
+
+def read_scales(rule: ResidualRule[Any]) -> list[float]:
+    """Tells what share of the sum of all outputs each read of a fresh rule is, site by site.
+
+    Example:
+        >>> from attention_residuals.layers.residual import AttnRes
+        >>> read_scales(AttnRes(sublayers_per_block=2).build(num_layers=2, width=4))
+        [1.0, 0.5, 0.5, 0.3333333333333333, 0.3333333333333333]
+    """
+    reads, _ = rehearse(rule.double(), torch.ones(1, 1, rule.width, dtype=torch.float64))
+    return [read.mean().item() / num_written for num_written, read in enumerate(reads, start=1)]
 
 
 def _is_object(text: str) -> bool:

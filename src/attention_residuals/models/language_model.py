@@ -87,6 +87,9 @@ class LanguageModel(nn.Module, ABC):
     def unembed(self, state: Float[Tensor, "*BT D"]) -> Float[Tensor, "*BT V"]:
         """Makes logits of a state as the output read's is made into logits: the last norm, then the head."""
 
+    def settle(self) -> None:
+        """Is called after each optimizer step; a model with experts balances their load."""
+
 
 def checked_positions(
     config: ModelConfig,

@@ -3,8 +3,9 @@
 from attention_residuals.errors import ConfigError, nearest
 from attention_residuals.layers.residual import AttnRes, ResidualConfig
 from attention_residuals.models.config import DecoderConfig
+from attention_residuals.models.kimi_linear import KIMI_LINEAR_SHAPES, KimiLinearShape, kimi_linear
 
-__all__ = ["PAPER_SHAPES", "paper", "scaled"]
+__all__ = ["KIMI_LINEAR_SHAPES", "PAPER_SHAPES", "KimiLinearShape", "kimi_linear", "paper", "scaled"]
 
 PAPER_SHAPES = {
     "paper-194m": (12, 896, 400, 3),

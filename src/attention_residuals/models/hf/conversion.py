@@ -10,8 +10,8 @@ from transformers import PreTrainedModel
 
 from attention_residuals.errors import ConversionError
 from attention_residuals.layers.residual import ResidualConfig
-from attention_residuals.models.converted import ConvertedConfig
-from attention_residuals.models.hf.install import eps_name, install, is_converted, read_scales
+from attention_residuals.models.converted import ConvertedConfig, read_scales
+from attention_residuals.models.hf.install import eps_name, install, is_converted
 from attention_residuals.models.hf.saving import described
 from attention_residuals.models.hf.survey import embedding_of, probe_tokens, survey
 

@@ -8,15 +8,21 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
-from transformers.cache_utils import Cache as TransformersCache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from attention_residuals.errors import ConfigError
-from attention_residuals.layers.attention import Cache, allowed_pairs
+from attention_residuals.layers.attention import Cache, RecurrentCache, allowed_pairs
 from attention_residuals.layers.residual import ResidualRule
 from attention_residuals.layers.tap import Pass, Tap
 from attention_residuals.models.converted import ConvertedConfig
 from attention_residuals.models.hf.install import depth_of, install
+from attention_residuals.models.hf.keys import Keys
+from attention_residuals.models.hf.kimi_linear import (
+    BalancedRouter,
+    ChunkedDeltaAttention,
+    documents_of,
+    require_possible,
+)
 from attention_residuals.models.hf.saving import NOT_KEPT, config_of, own_tensors
 from attention_residuals.models.language_model import LanguageModel, checked_positions
 
@@ -58,6 +64,7 @@ class ConvertedModel(LanguageModel):
             model.activation_checkpointing_enable()
         self._accepted = inspect.signature(model.forward).parameters.keys()
         self._layer_types = set(getattr(model.config.get_text_config(), "layer_types", None) or ())
+        self._is_recurrent = any(isinstance(module, ChunkedDeltaAttention) for module in model.modules())
         self.train()
 
     @classmethod
@@ -70,7 +77,10 @@ class ConvertedModel(LanguageModel):
         try:
             described = {name: value for name, value in config.original.items() if name not in NOT_KEPT}
             original = AutoConfig.for_model(**described)
+            require_possible(original)
             model = AutoModelForCausalLM.from_config(original)  # type: ignore[no-untyped-call]
+        except ConfigError:
+            raise
         except (ValueError, TypeError) as error:
             raise ConfigError(
                 got=f"a config of {config.original.get('model_type')!r}: {error}",
@@ -106,7 +116,7 @@ class ConvertedModel(LanguageModel):
             "input_ids": tokens,
             "attention_mask": self._attention_mask(mask, tokens.shape[1], num_cached),
             "position_ids": positions,
-            "cache": None if cache is None else _Keys(cache),
+            "cache": None if cache is None else Keys(cache),
             "use_cache": cache is not None,
             "logits_to_keep": num_logits or 0,
         }
@@ -125,6 +135,12 @@ class ConvertedModel(LanguageModel):
         logits = logits / getattr(config, "logits_scaling", 1.0)
         cap = getattr(config, "final_logit_softcapping", None)
         return logits if cap is None else cap * torch.tanh(logits / cap)
+
+    def settle(self) -> None:
+        """Balances the load of experts by what was chosen since the last step; for Kimi Linear."""
+        for module in self.modules():
+            if isinstance(module, BalancedRouter):
+                module.balance()
 
     def train(self, mode: bool = True) -> "ConvertedModel":
         """Leaves dropout off, whatever the mode."""
@@ -148,26 +164,31 @@ class ConvertedModel(LanguageModel):
         self.transformers.tie_weights()
         return loaded
 
-    def _attention_mask(self, mask: Tensor | None, num_tokens: int, num_cached: int) -> Tensor | None:
+    def _attention_mask(self, mask: Tensor | None, num_tokens: int, num_cached: int) -> Any:
         if mask is None:
             return None
-        if mask.ndim == 2:
+        if mask.ndim == 2 and not self._is_recurrent:
             return mask.long()
         allowed = allowed_pairs(mask, num_tokens, num_cached, mask.device)
         assert allowed is not None
         dtype = self.transformers.dtype
-        return torch.zeros(allowed.shape, dtype=dtype, device=mask.device).masked_fill(
+        added = torch.zeros(allowed.shape, dtype=dtype, device=mask.device).masked_fill(
             ~allowed, torch.finfo(dtype).min
         )
+        if not self._is_recurrent:
+            return added
+        return {"full_attention": added, "linear_attention": documents_of(mask, num_tokens)}
 
     def _require_possible(self, mask: Tensor | None, cache: Cache | None, tap: Tap | None) -> None:
-        if cache is not None and self._layer_types - {"full_attention", "sliding_attention"}:
+        recurrent = {"linear_attention"} if self._is_recurrent else set()
+        held = recurrent if isinstance(cache, RecurrentCache) else set()
+        if cache is not None and self._layer_types - {"full_attention", "sliding_attention"} - held:
             raise ConfigError(
-                got=f"a cache of keys and values for layers of {', '.join(sorted(self._layer_types))}",
-                expected="attention layers only",
-                do="use model.transformers.generate, whose cache holds their state",
+                got=f"a {type(cache).__name__} for layers of {', '.join(sorted(self._layer_types))}",
+                expected="attention layers, or Kimi Linear and a KVCache",
+                do="use a KVCache, or model.transformers.generate, whose cache holds any state",
             )
-        bound = self._layer_types - {"full_attention"} or {"position_ids"} - self._accepted
+        bound = self._layer_types - {"full_attention"} - recurrent or {"position_ids"} - self._accepted
         if mask is not None and mask.ndim == 3 and bound:
             raise ConfigError(
                 got=f"a mask of pairs for a {type(self.transformers).__name__}",
@@ -180,29 +201,3 @@ class ConvertedModel(LanguageModel):
                 expected="a pass without gradients, or a model without checkpoint_activations",
                 do="call it under torch.no_grad()",
             )
-
-
-class _Keys(TransformersCache):
-    """This library's cache behind the interface of Transformers'."""
-
-    def __init__(self, cache: Cache) -> None:
-        super().__init__(layers=[])
-        self.cache = cache
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        """Puts the newest tokens of a layer behind the kept ones."""
-        return self.cache.extend(layer_idx, key_states, value_states)
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Counts the kept tokens."""
-        return self.cache.num_tokens
-
-    def get_query_offset(self, layer_idx: int = 0) -> int:
-        """Tells where the new tokens begin."""
-        return self.cache.num_tokens
-
-    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        """Tells how many keys there will be, and that the first one is number 0."""
-        return self.cache.num_tokens + query_length, 0

@@ -3,19 +3,18 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import nn
 from transformers import PreTrainedModel
 
 from attention_residuals.errors import ConfigError, ConversionError
-from attention_residuals.layers.residual import ResidualRule, rehearse
 from attention_residuals.layers.tap import OUTPUT, Site
 from attention_residuals.models.converted import ConvertedConfig
+from attention_residuals.models.hf.kimi_linear import own_kimi_modules
 from attention_residuals.models.hf.saving import saved_as_converted
 from attention_residuals.models.hf.stream import Depth, Stream, opened_by, read_by
 from attention_residuals.models.hf.survey import embedding_of
 
-__all__ = ["depth_of", "eps_name", "install", "is_converted", "read_scales"]
+__all__ = ["depth_of", "eps_name", "install", "is_converted"]
 
 EPS_NAMES = ("variance_epsilon", "eps", "epsilon")
 """What norms call it."""
@@ -46,12 +45,15 @@ def install(model: PreTrainedModel, config: ConvertedConfig) -> Callable[[], Non
     norms = [_submodule(model, name) for name in config.norms]
     first = _submodule(model, config.first_layer)
     before = [(norm, eps_name(norm), getattr(norm, eps_name(norm))) for norm in norms]
-    classes = [(module, module.__class__) for module in (*norms, first, model)]
+    own = own_kimi_modules(model)
+    classes = [(module, module.__class__) for module in (*norms, first, model, *own)]
     like = embedding_of(model)
     model.attention_residuals = rule.to(device=like.device, dtype=like.dtype)
     for norm, site, eps in zip(norms, rule.sites(), config.eps, strict=True):
         setattr(norm, eps_name(norm), eps)
         read_by(norm, site)
+    for module, better in own.items():
+        module.__class__ = better
     model.__dict__["conversion"] = config
     opened_by(first, Depth(model))
     saved_as_converted(model)
@@ -89,18 +91,6 @@ def depth_of(model: nn.Module) -> Depth:
         expected="a converted model",
         do="call convert(model, AttnRes(...)) first",
     )
-
-
-def read_scales(rule: ResidualRule[Any]) -> list[float]:
-    """Tells what share of the sum of all outputs each read of a fresh rule is, site by site.
-
-    Example:
-        >>> from attention_residuals.layers.residual import AttnRes
-        >>> read_scales(AttnRes(sublayers_per_block=2).build(num_layers=2, width=4))
-        [1.0, 0.5, 0.5, 0.3333333333333333, 0.3333333333333333]
-    """
-    reads, _ = rehearse(rule.double(), torch.ones(1, 1, rule.width, dtype=torch.float64))
-    return [read.mean().item() / num_written for num_written, read in enumerate(reads, start=1)]
 
 
 def eps_name(norm: nn.Module) -> str:
