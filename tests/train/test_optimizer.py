@@ -67,7 +67,7 @@ def test_weight_decay_shrinks_matrices_and_tables_only(config):
 
 def test_what_a_residual_rule_learns_is_a_vector_whatever_its_shape():
     assert kind_of("residual.readers.pseudo_queries", torch.zeros(5, 8)) == "vector"
-    assert kind_of("layers.0.experts", torch.zeros(5, 8, 8)) == "table"
+    assert kind_of("layers.0.experts", torch.zeros(5, 8, 8)) == "stack"
 
 
 @CONFIGS

@@ -45,6 +45,8 @@ class TrainOptions:
 
     Args:
         depth: Layers; width, heads and MLP follow from it.
+        model: kimi-linear-tiny, or another size of the paper's own architecture (kimi-linear-194m to -528m and
+            -48b); by default a decoder of depth layers. Needs Transformers.
         residual: standard, full, block (about 4 blocks), block:S with S sublayers per block, or a rule that
             attnres rules lists, with options: window:window=4 or heads:num_heads=8,sublayers_per_block=2.
         source: standard-library, shakespeare, hub:OWNER/NAME, or the path of a text file or folder.
@@ -68,6 +70,7 @@ class TrainOptions:
     """
 
     depth: int = 8
+    model: str | None = None
     residual: str = "block"
     source: str = "standard-library"
     separator: str | None = None
@@ -87,8 +90,12 @@ class TrainOptions:
     trains: Literal["all", "residual"] = "all"
     cross_documents: bool = False
 
-    def model_config(self, vocab_size: int) -> DecoderConfig:
+    def model_config(self, vocab_size: int) -> DecoderConfig | ConvertedConfig:
         """Makes the config of a new model, for a tokenizer of that size."""
+        if self.model is not None:
+            usual = presets.kimi_linear(self.model, vocab_size=vocab_size).residual
+            residual = residual_of(self.residual, usual)
+            return presets.kimi_linear(self.model, vocab_size=vocab_size, residual=residual)
         model = presets.scaled(self.depth, vocab_size=vocab_size, max_tokens=max(1024, self.sequence_length))
         return replace(model, residual=residual_of(self.residual, model.residual))
 
@@ -137,6 +144,7 @@ def train_command(
       attnres train runs/block
       attnres train runs/full --residual full --source shakespeare --num-steps 500
       attnres train runs/mine --source notes.txt
+      attnres train runs/kimi --model kimi-linear-tiny
       attnres train runs/again --config runs/block
       attnres train runs/tuned --start converted --learning-rate 1e-3 --trains residual
 
@@ -153,7 +161,9 @@ def train_command(
     about_text = ("source", "separator", "valid_fraction", "vocab_size")
     begin = None if start is None else model_folder_of(start)
     if start is not None:
-        require_unset(options, "depth", "residual", "vocab_size")
+        require_unset(options, "--start", "depth", "model", "residual", "vocab_size")
+    if options.model is not None:
+        require_unset(options, "--model", "depth")
     if config is None:  # impossible options are told before the text is prepared
         options.train_config(
             options.model_config(options.vocab_size) if begin is None else load_config(begin)
@@ -185,8 +195,8 @@ def train_command(
     return eval_command(folder, device=device)
 
 
-def require_unset(options: TrainOptions, *names: str) -> None:
-    """Refuses options that a model to start from decides.
+def require_unset(options: TrainOptions, decider: str, *names: str) -> None:
+    """Refuses options that another option decides.
 
     Raises:
         ConfigError: One of them was given.
@@ -194,8 +204,8 @@ def require_unset(options: TrainOptions, *names: str) -> None:
     given = [name for name in names if getattr(options, name) != getattr(TrainOptions(), name)]
     if given:
         raise ConfigError(
-            got=f"--{given[0].replace('_', '-')} together with --start",
-            expected="one of them: the model to start from has its own",
+            got=f"--{given[0].replace('_', '-')} together with {decider}",
+            expected=f"one of them: the model that {decider} names has its own",
             do="leave it out, or train a new model",
         )
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from attention_residuals.errors import CheckpointError, ConfigError
+from attention_residuals.train.muon import StackedMuon
 
 __all__ = ["AdamW", "Muon", "Optimizer", "kind_of"]
 
@@ -24,6 +25,10 @@ TABLES = {
     "word_embeddings",
 }
 """What the tables of tokens are called, here and in Transformers."""
+
+
+FUSED = ".gate_up_proj"
+"""How the names end of experts in Transformers that hold two matrices in one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,18 +103,22 @@ class Muon:
         _check(self, "momentum", "beta1", "beta2")
 
 
-def kind_of(name: str, parameter: Tensor) -> Literal["matrix", "table", "vector"]:
-    """Tells how a parameter of a decoder is stepped.
+def kind_of(name: str, parameter: Tensor) -> Literal["matrix", "stack", "table", "vector"]:
+    """Tells how a parameter of a model is stepped.
 
     Vectors (gains, pseudo-queries, whatever the residual rule learns) are never decayed and never given to
-    Muon; tables (embedding, head) are decayed, but not given to Muon; matrices are both.
+    Muon; tables (embedding, head, convolutions) are decayed, but not given to Muon; matrices, and stacks of
+    the matrices of experts, are both.
 
     Example:
         >>> kind_of("layers.0.mlp.up.weight", torch.zeros(4, 2)), kind_of("norm.gain", torch.zeros(2))
         ('matrix', 'vector')
     """
-    if parameter.ndim < 2 or name.startswith("residual."):
+    is_row = parameter.ndim > 2 and sum(size > 1 for size in parameter.shape) < 2
+    if parameter.ndim < 2 or is_row or name.startswith("residual."):
         return "vector"
+    if parameter.ndim == 3 and "experts" in name.split("."):
+        return "stack"
     return "table" if TABLES.intersection(name.split(".")) or parameter.ndim > 2 else "matrix"
 
 
@@ -132,7 +141,7 @@ class Optimizer:
 
     def __init__(self, model: nn.Module, config: AdamW | Muon) -> None:
         self.named = {name: value for name, value in model.named_parameters() if value.requires_grad}
-        kinds: dict[str, list[Tensor]] = {"matrix": [], "table": [], "vector": []}
+        kinds: dict[str, list[Tensor]] = {"matrix": [], "stack": [], "table": [], "vector": []}
         for name, parameter in self.named.items():
             kinds[kind_of(name, parameter)].append(parameter)
         self.parts: list[torch.optim.Optimizer] = []
@@ -145,6 +154,13 @@ class Optimizer:
                 adjust_lr_fn="match_rms_adamw",
             )
             self.parts.append(muon)
+        if isinstance(config, Muon) and kinds["stack"]:
+            fused = {id(value) for name, value in self.named.items() if name.endswith(FUSED)}
+            stacks = [
+                {"params": [stack], "rows": 2 if id(stack) in fused else 1} for stack in kinds.pop("stack")
+            ]
+            rate, decay = config.learning_rate, config.weight_decay
+            self.parts.append(StackedMuon(stacks, lr=rate, weight_decay=decay, momentum=config.momentum))
         groups: list[dict[str, Any]] = [
             {"params": parameters, "weight_decay": 0.0 if kind == "vector" else config.weight_decay}
             for kind, parameters in kinds.items()

@@ -94,6 +94,7 @@ class Trainer:
             nn.utils.clip_grads_with_norm_(parameters, self.config.optimizer.clip_norm, norm)
         learning_rate = self.config.learning_rate(step)
         self.optimizer.step(learning_rate)
+        self.model.settle()
         num_bytes = int(self.bytes_per_token[batch.scored_ids].sum())
         return Step(
             loss=nats / max(1, batch.num_scored),

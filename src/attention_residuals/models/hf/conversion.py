@@ -12,6 +12,7 @@ from attention_residuals.errors import ConversionError
 from attention_residuals.layers.residual import ResidualConfig
 from attention_residuals.models.converted import ConvertedConfig, read_scales
 from attention_residuals.models.hf.install import eps_name, install, is_converted
+from attention_residuals.models.hf.kimi_linear import require_possible
 from attention_residuals.models.hf.saving import described
 from attention_residuals.models.hf.survey import embedding_of, probe_tokens, survey
 
@@ -40,7 +41,8 @@ def convert(model: PreTrainedModel, residual: ResidualConfig) -> PreTrainedModel
 
     Raises:
         ConversionError: Its sublayers are not pre-norm, or the logits before and after differ.
-        ConfigError: The rule does not fit the number of layers, or reads several times at a site.
+        ConfigError: The rule does not fit the number of layers, or reads several times at a site; or a Kimi
+            Linear model without a layer that attends to the whole text.
 
     Example:
         >>> from transformers import LlamaConfig, LlamaForCausalLM
@@ -58,6 +60,7 @@ def convert(model: PreTrainedModel, residual: ResidualConfig) -> PreTrainedModel
             do="load the original again and convert it once",
         )
     _require_plain(model)
+    require_possible(model.config.to_dict())
     with _evaluating(model), _in_float32(model):
         config = original_config(model, residual)
         rule = residual.build(num_layers=config.num_layers, width=config.width)

@@ -74,13 +74,11 @@ class ConvertedModel(LanguageModel):
         Raises:
             ConfigError: This version of Transformers knows no such model.
         """
+        require_possible(config.original)
         try:
             described = {name: value for name, value in config.original.items() if name not in NOT_KEPT}
             original = AutoConfig.for_model(**described)
-            require_possible(original)
             model = AutoModelForCausalLM.from_config(original)  # type: ignore[no-untyped-call]
-        except ConfigError:
-            raise
         except (ValueError, TypeError) as error:
             raise ConfigError(
                 got=f"a config of {config.original.get('model_type')!r}: {error}",

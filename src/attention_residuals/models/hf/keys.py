@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache as TransformersCache
 
+from attention_residuals.errors import ShapeError
 from attention_residuals.layers.attention import Cache, RecurrentCache
 
 __all__ = ["Keys"]
@@ -46,6 +47,12 @@ class Keys(TransformersCache):
     ) -> Tensor:
         """Returns the kept inputs of a convolution with the new ones, [B, C, U], and keeps the newest."""
         before = self._recall(layer_idx)
+        if before is not None and len(before[0]) != len(conv_states):
+            raise ShapeError(
+                got=f"a batch of {len(conv_states)} for a cache of {len(before[0])}",
+                expected="the same sequences in every pass",
+                do="make a new cache for other sequences",
+            )
         seen = conv_states if before is None else torch.cat([before[0], conv_states], -1)
         size: int = kwargs["conv_kernel_size"]
         self._convolved[layer_idx] = torch.nn.functional.pad(seen, (size, 0))[..., -size:]

@@ -1,12 +1,12 @@
 """Kimi Linear where Transformers' modules are too slow or lack something: linear attention, and routers."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache
 from transformers.models.kimi_linear.modeling_kimi_linear import (
     KimiLinearDeltaAttention,
@@ -79,7 +79,7 @@ class ChunkedDeltaAttention(KimiLinearDeltaAttention):
         if cache is not None:
             cache.update_recurrent_state(memory, self.layer_idx)
         gate = self.g_b_proj(self.g_a_proj(hidden_states)).unflatten(-1, (-1, self.head_dim))
-        projected: Tensor = self.o_proj(self.o_norm(recalled, gate).flatten(2))
+        projected: Tensor = self.o_proj(self.o_norm(recalled.to(value.dtype), gate).flatten(2))
         return projected
 
     def _convolved(self, inputs: Tensor, cache: Cache | None, starts: Tensor | None) -> tuple[Tensor, ...]:
@@ -138,39 +138,46 @@ def own_kimi_modules(model: nn.Module) -> dict[nn.Module, type]:
     return {module: _OWN[type(module)] for module in model.modules() if type(module) in _OWN}
 
 
-def require_possible(config: PreTrainedConfig) -> None:
-    """Checks what Transformers does not of a Kimi Linear model, before it fails far from the cause.
+def require_possible(fields: Mapping[str, Any]) -> None:
+    """Checks what Transformers does not of a Kimi Linear model, or tells far from the cause.
 
     Args:
-        config: Of any model; others than Kimi Linear are not looked at.
+        fields: A config of Transformers as JSON holds it; other models than Kimi Linear are not looked at.
 
     Raises:
         ConfigError: ``layer_types`` or ``mlp_layer_types`` of the wrong length or with unknown words, no layer
             that attends to the whole text, or numbers of experts that do not go together.
     """
-    if config.model_type != "kimi_linear":
+    if fields.get("model_type") != "kimi_linear":
         return
     for name, words in {"layer_types": (LINEAR, FULL), "mlp_layer_types": ("dense", "sparse")}.items():
-        types = getattr(config, name)
-        if len(types) != config.num_hidden_layers or not set(types) <= set(words):
+        types, layers = fields.get(name), fields.get("num_hidden_layers")
+        if types is not None and (len(types) != layers or not set(types) <= set(words)):
             raise ConfigError(
                 got=f"{name} with {len(types)} entries: {', '.join(sorted(set(map(str, types))))}",
-                expected=f"{config.num_hidden_layers}, one for each layer: {' or '.join(words)}",
+                expected=f"{layers}, one for each layer: {' or '.join(words)}",
                 do=f"name the kind of every layer in {name}",
             )
-    if FULL not in config.layer_types:
+    types = fields.get("layer_types")
+    if types is not None and FULL not in types:
         raise ConfigError(
-            got=f"layer_types with {len(config.layer_types)} layers of {LINEAR} and none of {FULL}",
+            got=f"layer_types with {len(types)} layers of {LINEAR} and none of {FULL}",
             expected=f"at least one of {FULL}, by which Transformers counts the tokens in a cache",
             do=f"make every fourth layer, and the last, one of {FULL}",
         )
-    if "sparse" in config.mlp_layer_types:
-        _require_experts(config)
+    if "sparse" in fields.get("mlp_layer_types", ()):
+        _require_experts(fields)
 
 
-def _require_experts(config: PreTrainedConfig) -> None:
-    names = ("num_local_experts", "num_experts_per_tok", "n_group", "topk_group")
-    experts, active, groups, chosen = (getattr(config, name) for name in names)
+def _require_experts(fields: Mapping[str, Any]) -> None:
+    # Transformers writes the names of the checkpoint, and reads its own as well.
+    names = {
+        "num_local_experts": "num_experts",
+        "num_experts_per_tok": "num_experts_per_token",
+        "n_group": "num_expert_group",
+        "topk_group": "topk_group",
+    }
+    experts, active, groups, chosen = (fields.get(own, fields.get(other)) for own, other in names.items())
     counts = all(isinstance(count, int) and is_count(count) for count in (experts, active, groups, chosen))
     if not counts or experts % groups or chosen > groups:
         raise ConfigError(
