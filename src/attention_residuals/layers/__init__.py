@@ -3,7 +3,18 @@
 from attention_residuals.layers.attention import Attention, AttentionContext, Cache
 from attention_residuals.layers.mlp import MLP
 from attention_residuals.layers.norm import RMSNorm
-from attention_residuals.layers.tap import EMBEDDING, OUTPUT, Chain, Pass, Read, Site, Tap, Write
+from attention_residuals.layers.tap import (
+    EMBEDDING,
+    OUTPUT,
+    Chain,
+    ExpertChoice,
+    ExpertTap,
+    Pass,
+    Read,
+    Site,
+    Tap,
+    Write,
+)
 
 __all__ = [
     "EMBEDDING",
@@ -13,6 +24,8 @@ __all__ = [
     "AttentionContext",
     "Cache",
     "Chain",
+    "ExpertChoice",
+    "ExpertTap",
     "Pass",
     "RMSNorm",
     "Read",

@@ -9,7 +9,20 @@ from torch import Tensor
 from attention_residuals.errors import TapError
 from attention_residuals.ops.depth_read import compute_dtype
 
-__all__ = ["EMBEDDING", "OUTPUT", "Chain", "Onlooker", "Pass", "Read", "Site", "Tap", "Write", "offer_write"]
+__all__ = [
+    "EMBEDDING",
+    "OUTPUT",
+    "Chain",
+    "ExpertChoice",
+    "ExpertTap",
+    "Onlooker",
+    "Pass",
+    "Read",
+    "Site",
+    "Tap",
+    "Write",
+    "offer_write",
+]
 
 EMBEDDING = "embedding"
 """The name of the first writer."""
@@ -77,6 +90,17 @@ class Write(NamedTuple):
     output: Float[Tensor, "B T D"]
 
 
+class ExpertChoice(NamedTuple):
+    """Which experts a sublayer sends each token to: another routing than that over depth."""
+
+    writer: str
+    """The sublayer, by the name under which it writes."""
+    chosen: Int[Tensor, "B T X"]
+    """Numbers of the experts, in no order."""
+    weights: Float[Tensor, "B T X"]
+    """What each expert's output is multiplied with."""
+
+
 @runtime_checkable
 class Tap(Protocol):
     """Sees a forward pass; returns each event as it came, or changed.
@@ -97,6 +121,15 @@ class Tap(Protocol):
 
     def write(self, write: Write) -> Write:
         """Is offered a writer's output before it joins the state."""
+        ...
+
+
+@runtime_checkable
+class ExpertTap(Tap, Protocol):
+    """A tap that is also told which experts are chosen, where a model has some."""
+
+    def choose(self, choice: ExpertChoice) -> None:
+        """Is told what a sublayer has chosen, before its output is offered as a write."""
         ...
 
 
@@ -147,6 +180,12 @@ class Chain:
         for tap in self.taps:
             write = tap.write(write)
         return write
+
+    def choose(self, choice: ExpertChoice) -> None:
+        """Tells the taps that ask for it."""
+        for tap in self.taps:
+            if isinstance(tap, ExpertTap):
+                tap.choose(choice)
 
 
 def offer_read(tap: Tap, read: Read) -> Read | None:

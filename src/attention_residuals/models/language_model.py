@@ -1,7 +1,7 @@
 """What every language model of this library is: a config that makes it, and one forward pass."""
 
 from abc import ABC, abstractmethod
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -12,7 +12,7 @@ from attention_residuals.layers.attention import Cache
 from attention_residuals.layers.residual import ResidualConfig, ResidualRule
 from attention_residuals.layers.tap import Tap
 
-__all__ = ["LanguageModel", "ModelConfig", "checked_positions"]
+__all__ = ["LanguageModel", "ModelConfig", "RouterShape", "checked_positions"]
 
 
 @runtime_checkable
@@ -43,6 +43,13 @@ class ModelConfig(Protocol):
     def residual(self) -> ResidualConfig:
         """The residual rule with its options."""
         ...
+
+
+class RouterShape(NamedTuple):
+    """How many experts a sublayer has, and how many of them each token is sent to."""
+
+    num_experts: int
+    num_active: int
 
 
 class LanguageModel(nn.Module, ABC):
@@ -86,6 +93,16 @@ class LanguageModel(nn.Module, ABC):
     @abstractmethod
     def unembed(self, state: Float[Tensor, "*BT D"]) -> Float[Tensor, "*BT V"]:
         """Makes logits of a state as the output read's is made into logits: the last norm, then the head."""
+
+    @property
+    def sublayer_kinds(self) -> dict[str, str]:
+        """What each sublayer is, by writer, where they differ: KDA, MLA, MLP or MoE."""
+        return {}
+
+    @property
+    def routers(self) -> dict[str, RouterShape]:
+        """The sublayers that choose experts, by writer."""
+        return {}
 
     def settle(self) -> None:
         """Is called after each optimizer step; a model with experts balances their load."""

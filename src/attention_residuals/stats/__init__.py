@@ -21,6 +21,12 @@ from attention_residuals.stats.depth import (
     reach_back,
     source_distances,
 )
+from attention_residuals.stats.experts import (
+    ExpertRouting,
+    expert_loads,
+    routing_by_expert,
+    tokens_of_expert,
+)
 from attention_residuals.stats.families import benjamini_hochberg, benjamini_yekutieli, max_t
 from attention_residuals.stats.lexical import LexicalBaseline, clr, lexical_baseline
 from attention_residuals.stats.mixing import MixingMatrix, mixing_matrix, semiseparable_order, writer_weights
@@ -47,6 +53,7 @@ __all__ = [
     "CollapseMonitor",
     "Distance",
     "EffectSize",
+    "ExpertRouting",
     "Interval",
     "KeySplit",
     "LexicalBaseline",
@@ -74,6 +81,7 @@ __all__ = [
     "effect_size",
     "effective_distance",
     "embedding_share",
+    "expert_loads",
     "input_dependence",
     "item_means",
     "key_split",
@@ -97,6 +105,7 @@ __all__ = [
     "rank_correlation",
     "reach_back",
     "restoration",
+    "routing_by_expert",
     "seed_interval",
     "semiseparable_order",
     "sign_agreement",
@@ -105,6 +114,7 @@ __all__ = [
     "site_means",
     "source_distances",
     "token_routing",
+    "tokens_of_expert",
     "uniform_excess",
     "writer_contributions",
     "writer_weights",

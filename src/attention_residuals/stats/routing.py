@@ -33,20 +33,25 @@ class Routing(NamedTuple):
     is_open: Bool[Tensor, "R C"]
 
 
-def average_routing(trace: Trace, kind: str | None = None) -> Routing:
+def average_routing(
+    trace: Trace, kind: str | None = None, *, where: Bool[Tensor, "B T"] | None = None
+) -> Routing:
     """Averages the weights over all real tokens (paper, Fig. 8); the weights of duplicate sources are added.
 
     Args:
         trace: A recorded pass.
-        kind: ``"attention"``, ``"mlp"`` or ``"output"``: which sites become rows; all of them by default.
+        kind: ``"attention"``, ``"mlp"`` or ``"output"``, or what ``trace.kinds`` says of sublayers, such as
+            ``"KDA"`` or ``"MoE"``: which sites become rows; all of them by default.
+        where: Of the real tokens, only those marked here, such as ``tokens_of_expert(trace, "L3.mlp", 5)``.
 
     Returns:
         Weights from 0 (never read) to 1 (the only thing read); each row sums to 1.
 
     Raises:
-        ConfigError: The trace has no sites of that kind.
+        ConfigError: The trace has no sites of that kind, or no token is left.
     """
-    return _routing([(site, site.token_weights[:, trace.real].mean(1)) for site in _sites(trace, kind)])
+    counted = _counted(trace, where)
+    return _routing([(site, site.token_weights[:, counted].mean(1)) for site in _sites(trace, kind)])
 
 
 def token_routing(trace: Trace, kind: str, *, row: int, token: int) -> Routing:
@@ -58,16 +63,27 @@ def token_routing(trace: Trace, kind: str, *, row: int, token: int) -> Routing:
     return _routing([(site, site.token_weights[:, row, token]) for site in _sites(trace, kind)])
 
 
-def site_means(trace: Trace, statistic: Callable[[Trace, str], Float[Tensor, "B T"]]) -> dict[str, float]:
+def site_means(
+    trace: Trace,
+    statistic: Callable[[Trace, str], Float[Tensor, "B T"]],
+    *,
+    kind: str | None = None,
+    where: Bool[Tensor, "B T"] | None = None,
+) -> dict[str, float]:
     """Averages a statistic over the real tokens of each read that has a choice, two distinct sources or more.
 
     Args:
         trace: A recorded pass.
         statistic: Any that gives one number a token, such as ``normalised_entropy``; options through
             ``functools.partial``.
+        kind: Which sites, as for ``average_routing``.
+        where: Which of the real tokens, as for ``average_routing``.
 
     Returns:
         By the read's name.
+
+    Raises:
+        ConfigError: The trace has no sites of that kind, or no token is left.
 
     Example:
         >>> from attention_residuals import Decoder, presets, record
@@ -76,10 +92,11 @@ def site_means(trace: Trace, statistic: Callable[[Trace, str], Float[Tensor, "B 
         >>> sorted(site_means(trace, normalised_entropy))
         ['L0.mlp', 'L1.attention', 'L1.mlp', 'output']
     """
+    counted = _counted(trace, where)
     return {
-        site.name: statistic(trace, site.name)[trace.real].mean().item()
-        for site in trace
-        if len(set(site.same_as)) > 1
+        site.name: statistic(trace, site.name)[counted].mean().item()
+        for site in _sites(trace, kind)
+        if len(site.source_names) > 1
     }
 
 
@@ -99,12 +116,28 @@ def output_magnitude(trace: Trace) -> tuple[float, ...]:
 
 
 def _sites(trace: Trace, kind: str | None) -> list[SiteTrace]:
-    sites = [site.distinct() for site in trace if kind in (None, site.site, site.site.rpartition(".")[2])]
+    sites = [
+        site.distinct()
+        for site in trace
+        if kind in (None, site.site, site.site.rpartition(".")[2], trace.kinds.get(site.site))
+    ]
     if not sites:
+        words = ("attention", "mlp", "output", *dict.fromkeys(trace.kinds.values()))
         raise ConfigError(
-            got=f"kind {kind!r}", expected="sites of that kind", do="use 'attention', 'mlp' or 'output'"
+            got=f"kind {kind!r}", expected="sites of that kind", do=f"use one of {', '.join(words)}"
         )
     return sites
+
+
+def _counted(trace: Trace, where: Tensor | None) -> Bool[Tensor, "B T"]:
+    counted = trace.real if where is None else trace.real & where
+    if not counted.any():
+        raise ConfigError(
+            got="no token to average over",
+            expected="at least one that is neither padding nor special, nor left out by where",
+            do="condition on an expert that has tokens, or record more of them",
+        )
+    return counted
 
 
 def _routing(rows: list[tuple[SiteTrace, Tensor]]) -> Routing:

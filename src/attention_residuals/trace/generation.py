@@ -106,6 +106,9 @@ def joined(traces: Sequence[Trace]) -> Trace:
         special=_joined([trace.special for trace in traces], 1),
         writer_norms=torch.cat([trace.writer_norms for trace in traces], dim=2),
         writes=_joined([trace.writes for trace in traces], 2),
+        experts={
+            writer: torch.cat([trace.experts[writer] for trace in traces], dim=1) for writer in first.experts
+        },
         token_texts=tuple(sum(rows, ()) for rows in zip(*texts, strict=True)) if all(texts) else (),
     )
 

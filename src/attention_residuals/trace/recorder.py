@@ -11,7 +11,8 @@ from attention_residuals.configs import encode
 from attention_residuals.data.tokenizer import Tokenizer
 from attention_residuals.errors import ConfigError, TapError
 from attention_residuals.layers.residual import ResidualRule
-from attention_residuals.layers.tap import Pass, Read, Write
+from attention_residuals.layers.tap import ExpertChoice, Pass, Read, Write
+from attention_residuals.models import LanguageModel
 from attention_residuals.trace.reads import kept, kept_norms, kept_read, real_of
 from attention_residuals.trace.site import SiteTrace
 from attention_residuals.trace.texts import special_tokens
@@ -52,6 +53,7 @@ class Recorder:
         self._sites: list[SiteTrace] = []
         self._norms: dict[str, Tensor] = {}
         self._writes: dict[str, Tensor] = {}
+        self._experts: dict[str, Tensor] = {}
 
     def begin(self, run: Pass) -> None:
         """Notes what the pass runs on.
@@ -84,6 +86,10 @@ class Recorder:
         if self._values:
             self._writes[write.writer] = kept(write.output)
         return write
+
+    def choose(self, choice: ExpertChoice) -> None:
+        """Keeps which experts each token is sent to."""
+        self._experts[choice.writer] = kept(choice.chosen).to(torch.int16)
 
     def next_read(self, rule: ResidualRule[Any]) -> str:
         """Names the read that comes after those that were recorded."""
@@ -127,6 +133,11 @@ class Recorder:
             writer_norms=torch.stack([self._norms[writer] for writer in writers]),
             writes=torch.stack([self._writes[writer] for writer in writers]) if self._values else None,
             width=rule.width,
+            kinds=model.sublayer_kinds if isinstance(model, LanguageModel) else {},
+            experts=dict(self._experts),
+            num_experts={writer: model.routers[writer].num_experts for writer in self._experts}
+            if isinstance(model, LanguageModel)
+            else {},
             rule=encode(getattr(rule, "config", {"type": type(rule).__name__})),
             semantics=asdict(rule.semantics),
             about={

@@ -82,7 +82,8 @@ def trace_bytes(model: LanguageModel, num_tokens: int, keep: Keep = "routing") -
         True
     """
     one, two = (_rule_trace(model, count, keep).num_bytes for count in (1, 2))
-    return one + (num_tokens - 1) * (two - one)
+    experts = sum(router.num_active for router in model.routers.values())
+    return one + (num_tokens - 1) * (two - one) + num_tokens * experts * torch.int16.itemsize
 
 
 def _rule_trace(model: LanguageModel, num_tokens: int, keep: Keep) -> Trace:

@@ -191,6 +191,8 @@ def same(one: Any, other: Any) -> bool:
         >>> same(torch.tensor([1.0, torch.nan]), torch.tensor([1.0, torch.nan]))
         True
     """
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
     if not (isinstance(one, Tensor) and isinstance(other, Tensor)):
         return type(one) is type(other) and bool(one == other)
     if one.shape != other.shape or one.dtype != other.dtype:

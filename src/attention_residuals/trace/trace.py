@@ -17,6 +17,7 @@ from attention_residuals.trace.table import Row, as_html, dataset, frame, rows_o
 __all__ = ["Trace", "routing_table"]
 
 _OPTIONAL = ("mask", "special", "writes")
+_EXPERTS = "experts."
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -37,6 +38,10 @@ class Trace:
         writer_norms: L2 norms of what each writer wrote, in the order of ``writers``.
         writes: What each writer wrote; None unless it was asked for.
         width: D of the model.
+        kinds: What each sublayer is, by writer, where they differ (KDA, MLA, MLP or MoE in Kimi Linear).
+        experts: The experts that each token was sent to, by writer, where there are some. A choice of experts
+            is no choice of sources: it says who computes, not what is read.
+        num_experts: How many there are to choose from, by writer.
         rule: The residual rule's config, as JSON holds it.
         semantics: What the rule's sources and weights are (``layers.residual.Semantics``), as JSON holds it.
         about: Versions, dtype, checkpoint and whatever else says where the trace comes from.
@@ -51,6 +56,9 @@ class Trace:
     writer_norms: Float[Tensor, "W B T"]
     writes: Float[Tensor, "W B T D"] | None = None
     width: int
+    kinds: dict[str, str] = field(default_factory=dict)
+    experts: dict[str, Int[Tensor, "B T X"]] = field(default_factory=dict)
+    num_experts: dict[str, int] = field(default_factory=dict)
     rule: dict[str, Any]
     semantics: dict[str, Any]
     about: dict[str, Any] = field(default_factory=dict)
@@ -163,6 +171,8 @@ class Trace:
             "sites": [site.description() for site in self.sites],
             "token_texts": self.token_texts,
             "width": self.width,
+            "kinds": self.kinds,
+            "num_experts": self.num_experts,
             "rule": self.rule,
             "semantics": self.semantics,
             "about": self.about,
@@ -195,6 +205,14 @@ class Trace:
             sites.append(SiteTrace.restored(about, own))
         if not sites or len(sites[-1].writers) != len(tensors["writer_norms"]):
             raise ValueError(f"{len(sites)} sites for {len(tensors['writer_norms'])} writers")
+        kinds, num_experts = description.get("kinds", {}), description.get("num_experts", {})
+        experts = {
+            name.removeprefix(_EXPERTS): tensor
+            for name, tensor in tensors.items()
+            if name.startswith(_EXPERTS)
+        }
+        if experts.keys() != num_experts.keys():
+            raise ValueError(f"{len(experts)} choices of experts for {len(num_experts)} sublayers")
         for name, kind in (("width", int), ("rule", dict), ("semantics", dict), ("about", dict)):
             if type(description[name]) is not kind:
                 raise TypeError(f"{name} is {description[name]!r}")
@@ -205,6 +223,9 @@ class Trace:
             writer_norms=tensors["writer_norms"],
             token_texts=_texts(description["token_texts"], tensors["tokens"]),
             width=description["width"],
+            kinds=kinds,
+            experts=experts,
+            num_experts=num_experts,
             rule=description["rule"],
             semantics=description["semantics"],
             about=description["about"],
@@ -214,6 +235,7 @@ class Trace:
     def _tensors(self) -> dict[str, Tensor]:
         own = {name: getattr(self, name) for name in ("tokens", "positions", "writer_norms", *_OPTIONAL)}
         tensors = {name: tensor for name, tensor in own.items() if tensor is not None}
+        tensors |= {f"{_EXPERTS}{writer}": chosen for writer, chosen in self.experts.items()}
         for number, site in enumerate(self.sites):
             tensors |= {f"{number}.{name}": tensor for name, tensor in site.tensors().items()}
         return tensors

@@ -1,60 +1,18 @@
 """Kimi Linear around a residual rule: what must hold of it in training, in caches and with several documents."""
 
-import json
-from dataclasses import replace
-
 import pytest
 import torch
 import transformers
 from closeness import assert_close, distance
+from models.hf.kimi_linear_models import TOKENS, made, run, small
 from torch.nn import functional as F
 
 from attention_residuals.errors import ConfigError, ShapeError
 from attention_residuals.inference import Engine, KVCache, Sampling, prefill
 from attention_residuals.layers.residual import AttnRes, SlidingWindow, StandardResidual, TwoPhaseRule
-from attention_residuals.models import build, load_model, presets, save_model
+from attention_residuals.models import build, load_model, save_model
 from attention_residuals.models.hf import convert
 from attention_residuals.models.hf.kimi_linear import BalancedRouter, ChunkedDeltaAttention
-
-TOKENS = torch.randint(1, 90, (2, 41), generator=torch.Generator().manual_seed(4))
-SMALL = {
-    "hidden_size": 32,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "linear_num_heads": 2,
-    "linear_head_dim": 16,
-    "kv_lora_rank": 16,
-    "qk_nope_head_dim": 16,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 16,
-    "intermediate_size": 48,
-    "moe_intermediate_size": 16,
-}
-
-
-def small(residual=None, **changes):
-    """The tiny preset, narrower."""
-    config = presets.kimi_linear("kimi-linear-tiny", vocab_size=90, residual=residual)
-    fields = json.dumps({**config.original, **SMALL, **changes})
-    return replace(config, transformers=fields, width=32)
-
-
-def made(residual=None, *, trained=True, **changes):
-    torch.manual_seed(0)
-    model = build(small(residual, **changes))
-    for name, parameter in model.named_parameters():
-        if "dt_bias" in name or "A_log" in name:
-            torch.nn.init.uniform_(parameter, -2, 0)  # decays that matter within a short text
-        elif parameter.ndim > 1:
-            parameter.data *= 3
-    for parameter in model.residual.parameters() if trained else ():
-        parameter.data += torch.randn_like(parameter) / 2
-    return model
-
-
-@torch.no_grad()
-def run(model, tokens=TOKENS, **options):
-    return model(tokens, **options)
 
 
 def loss_of(model, tokens=TOKENS, **options):

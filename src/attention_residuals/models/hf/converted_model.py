@@ -18,13 +18,14 @@ from attention_residuals.models.converted import ConvertedConfig
 from attention_residuals.models.hf.install import depth_of, install
 from attention_residuals.models.hf.keys import Keys
 from attention_residuals.models.hf.kimi_linear import (
-    BalancedRouter,
     ChunkedDeltaAttention,
+    choices_told,
     documents_of,
     require_possible,
+    routers_of,
 )
 from attention_residuals.models.hf.saving import NOT_KEPT, config_of, own_tensors
-from attention_residuals.models.language_model import LanguageModel, checked_positions
+from attention_residuals.models.language_model import LanguageModel, RouterShape, checked_positions
 
 __all__ = ["ConvertedModel"]
 
@@ -119,7 +120,8 @@ class ConvertedModel(LanguageModel):
             "logits_to_keep": num_logits or 0,
         }
         accepted = {name: value for name, value in given.items() if name in self._accepted}
-        with depth_of(self.transformers).running(residual, tap):
+        telling = choices_told(self.transformers, tap, len(tokens))
+        with depth_of(self.transformers).running(residual, tap), telling:
             logits: Tensor = self.transformers(**accepted).logits
         if cache is not None:
             cache.advance(tokens.shape[1])
@@ -134,11 +136,31 @@ class ConvertedModel(LanguageModel):
         cap = getattr(config, "final_logit_softcapping", None)
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
+    @property
+    def sublayer_kinds(self) -> dict[str, str]:
+        """What each sublayer of Kimi Linear is, by writer: KDA, MLA, MLP or MoE."""
+        config = self.transformers.config
+        if not self._is_recurrent:
+            return {}
+        words = {"linear_attention": "KDA", "full_attention": "MLA", "dense": "MLP", "sparse": "MoE"}
+        return {
+            f"L{layer}.{site}": words[kind]
+            for layer, kinds in enumerate(zip(config.layer_types, config.mlp_layer_types, strict=True))
+            for site, kind in zip(("attention", "mlp"), kinds, strict=True)
+        }
+
+    @property
+    def routers(self) -> dict[str, RouterShape]:
+        """The sublayers of Kimi Linear that choose experts, by writer."""
+        found = routers_of(self.transformers)
+        return {
+            writer: RouterShape(router.num_experts, router.top_k or 0) for writer, router in found.items()
+        }
+
     def settle(self) -> None:
         """Balances the load of experts by what was chosen since the last step; for Kimi Linear."""
-        for module in self.modules():
-            if isinstance(module, BalancedRouter):
-                module.balance()
+        for router in routers_of(self.transformers).values():
+            router.balance()
 
     def train(self, mode: bool = True) -> "ConvertedModel":
         """Leaves dropout off, whatever the mode."""

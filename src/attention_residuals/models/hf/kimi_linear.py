@@ -1,6 +1,7 @@
 """Kimi Linear where Transformers' modules are too slow or lack something: linear attention, and routers."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from transformers.models.kimi_linear.modeling_kimi_linear import (
 from transformers.utils.import_utils import is_flash_linear_attention_available
 
 from attention_residuals.errors import ConfigError, is_count
+from attention_residuals.layers.tap import ExpertChoice, ExpertTap, Tap
 from attention_residuals.models.kimi_linear import FULL, LINEAR
 from attention_residuals.ops.delta import chunked_delta_rule
 
@@ -22,9 +24,11 @@ __all__ = [
     "BALANCE_RATE",
     "BalancedRouter",
     "ChunkedDeltaAttention",
+    "choices_told",
     "documents_of",
     "own_kimi_modules",
     "require_possible",
+    "routers_of",
 ]
 
 BALANCE_RATE = 1e-3
@@ -136,6 +140,37 @@ _OWN: dict[type, type] = {
 def own_kimi_modules(model: nn.Module) -> dict[nn.Module, type]:
     """Finds the modules that this library has better ones for, with the class that each should be of."""
     return {module: _OWN[type(module)] for module in model.modules() if type(module) in _OWN}
+
+
+def routers_of(model: nn.Module) -> dict[str, BalancedRouter]:
+    """Finds the routers, by the name of the sublayer that each belongs to."""
+    return {
+        f"L{name.split('.layers.')[1].split('.')[0]}.mlp": module
+        for name, module in model.named_modules()
+        if isinstance(module, BalancedRouter)
+    }
+
+
+@contextmanager
+def choices_told(model: nn.Module, tap: Tap | None, batch: int) -> Iterator[None]:
+    """Tells a tap that asks for it which experts are chosen in passes over so many texts."""
+    if not isinstance(tap, ExpertTap):
+        yield
+        return
+
+    def told(writer: str) -> Any:
+        def tell(router: nn.Module, inputs: Any, outputs: tuple[Tensor, Tensor, Tensor]) -> None:
+            _, weights, chosen = (part.unflatten(0, (batch, -1)) for part in outputs)
+            tap.choose(ExpertChoice(writer, chosen, weights))
+
+        return tell
+
+    hooks = [router.register_forward_hook(told(writer)) for writer, router in routers_of(model).items()]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def require_possible(fields: Mapping[str, Any]) -> None:
