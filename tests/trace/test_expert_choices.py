@@ -137,6 +137,8 @@ def test_statistics_are_conditioned_on_the_kind_of_sublayer_and_on_an_expert(tra
     read = trace["L3.mlp"]
     row = found.weights[found.sites.index("L3.mlp")]
     assert_close(row[~row.isnan()], read.weights[:, where].mean(1))
+    everywhere = average_routing(trace, "MLA", where=torch.ones_like(MASK))  # padding stays out
+    assert torch.equal(everywhere.weights.nan_to_num(), average_routing(trace, "MLA").weights.nan_to_num())
     by_expert = routing_by_expert(trace, "L3.mlp")
     assert_close(by_expert.weights[busiest], read.weights[:, where].mean(1))
     for statistic in (normalised_entropy, perplexity):

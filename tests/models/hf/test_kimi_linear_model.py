@@ -77,6 +77,21 @@ def test_the_engine_generates_what_transformers_generates_while_sequences_come_a
         assert completion.tokens == ids[0, len(prompt) :].tolist()
 
 
+def test_sequences_leave_and_join_a_cache_with_their_memories():
+    model = made()
+    cache = prefill(model, TOKENS[:, :12]).cache
+    cache.keep([1])
+    cache.join(prefill(model, TOKENS[:1, :7]).cache)
+    newest, texts = TOKENS[:, 20:21], (TOKENS[1:, :12], TOKENS[:1, :7])
+    logits = run(model, newest, cache=cache, mask=cache.mask(1))
+    for row, text in enumerate(texts):
+        assert_close(logits[row, 0], run(model, torch.cat([text, newest[row : row + 1]], 1))[0, -1])
+    cache.keep([])  # of no sequences, and one that joins is padded to the length of those that left
+    cache.join(prefill(model, TOKENS[:1, :7]).cache)
+    found = run(model, TOKENS[:1, 7:8], cache=cache, mask=cache.mask(1))
+    assert_close(found[:, 0], run(model, TOKENS[:1, :8])[:, -1])
+
+
 def test_a_prompt_that_fails_leaves_the_cache_as_it_was():
     model = made()
     cache = prefill(model, TOKENS[:, :12]).cache
