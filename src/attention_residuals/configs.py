@@ -48,7 +48,9 @@ def decode(data: Any, known: Mapping[str, type]) -> Any:
     hints = get_type_hints(config_type)
     accepted = {field.name: field for field in fields(config_type) if field.init}
     values = {
-        key: tuple(value) if isinstance(value, list) else decode(value, known)  # JSON has lists
+        key: tuple(decode(item, known) for item in value)  # JSON has lists
+        if isinstance(value, list)
+        else decode(value, known)
         for key, value in data.items()
         if key != "type"
     }

@@ -11,7 +11,7 @@ from tiny_run import model_config, train_config
 from attention_residuals.configs import decode, encode
 from attention_residuals.errors import ConfigError
 from attention_residuals.layers.residual import StandardResidual
-from attention_residuals.train import TRAIN_CONFIGS, WSD, AdamW, Cosine, Muon, Saving
+from attention_residuals.train import TRAIN_CONFIGS, WSD, AdamW, Cosine, Muon, Saving, Segment, Segments
 from attention_residuals.train.config import first_difference
 
 STEPS = st.integers(1, 200)
@@ -93,7 +93,7 @@ def test_a_run_that_cannot_be_is_refused(changes, named):
 @pytest.mark.parametrize(
     ("name", "value", "named"),
     [
-        ("schedule", AdamW(), "Cosine or WSD"),
+        ("schedule", AdamW(), "Cosine or WSD or Segments"),
         ("optimizer", Cosine(), "AdamW or Muon"),
         ("model", None, "DecoderConfig"),
         ("precision", "float16", "precision='float16'"),
@@ -170,3 +170,51 @@ def test_the_first_difference_is_named_whichever_side_has_the_field():
     assert first_difference({"a": {"b": 1}}, {"a": {"b": 1, "c": 2}}) == "a.c is None there and 2 here"
     assert first_difference({"a": {"b": 1, "c": 2}}, {"a": {"b": 1}}) == "a.c is 2 there and None here"
     assert first_difference({"a": {"b": 1}}, {"a": 7}) == "a is {'b': 1} there and 7 here"
+
+
+PARTS = (
+    Segment(num_steps=4, end=1.0),
+    Segment(num_steps=10, end=1.0),
+    Segment(num_steps=6, end=0.1, shape="cosine"),
+    Segment(num_steps=1, end=0.25),
+    Segment(num_steps=5, end=0.0),
+)
+"""Pre-training with warm-up, stable and decay; then a mid-training that rises again and goes to 0."""
+
+
+def test_segments_follow_one_another_and_stay_where_they_end():
+    schedule = Segments(parts=PARTS)
+    shares = [schedule.fraction(step, 30) for step in range(1, 31)]
+    assert shares[:4] == [0.25, 0.5, 0.75, 1.0]
+    assert shares[4:14] == [1.0] * 10
+    assert shares[16] == pytest.approx(0.55)  # in the middle of half a cosine
+    assert shares[19:21] == [0.1, 0.25]
+    assert shares[21:26] == pytest.approx([0.2, 0.15, 0.1, 0.05, 0.0])
+    assert shares[26:] == [0.0] * 4
+    assert schedule.least_steps == 26
+
+
+def test_segments_of_a_warm_up_a_peak_and_a_decay_are_wsd():
+    parts = (Segment(num_steps=3, end=1.0), Segment(num_steps=5, end=1.0), Segment(num_steps=4, end=0.1))
+    schedule, wsd = Segments(parts=parts), WSD(warmup_steps=3, decay_steps=4)
+    for step in range(1, 13):
+        assert schedule.fraction(step, 12) == pytest.approx(wsd.fraction(step, 12))
+
+
+def test_segments_are_stored_and_read_back_and_must_fit_the_run():
+    config = train_config(schedule=Segments(parts=PARTS), num_steps=26)
+    assert decode(json.loads(json.dumps(encode(config))), TRAIN_CONFIGS) == config
+    with pytest.raises(ConfigError, match="at least 26 steps"):
+        train_config(schedule=Segments(parts=PARTS), num_steps=25)
+
+
+@pytest.mark.parametrize("wrong", [{"num_steps": 0}, {"end": 1.5}, {"end": float("nan")}], ids=str)
+def test_impossible_segments_are_refused(wrong):
+    with pytest.raises(ConfigError, match="1 step or more"):
+        Segment(**{"num_steps": 3, "end": 0.5, **wrong})
+    with pytest.raises(ConfigError, match="begin with a warm-up"):
+        Segments(parts=())
+    part = {"type": "Segment", "num_steps": 3, "end": 0.5}
+    for parts in ([{**part, "shape": "square"}], [0.5]):
+        with pytest.raises(ConfigError, match=r"Segment\.shape='square'|parts=\(0\.5,\)"):
+            decode({"type": "Segments", "parts": parts}, TRAIN_CONFIGS)

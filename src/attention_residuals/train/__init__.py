@@ -6,7 +6,7 @@ from attention_residuals.train.evaluation import Evaluation, evaluate
 from attention_residuals.train.loop import Monitor, Result, train
 from attention_residuals.train.optimizer import AdamW, Muon
 from attention_residuals.train.run_folder import Run, load_run
-from attention_residuals.train.schedule import WSD, Cosine
+from attention_residuals.train.schedule import WSD, Cosine, Segment, Segments
 
 __all__ = [
     "TRAIN_CONFIGS",
@@ -19,6 +19,8 @@ __all__ = [
     "Result",
     "Run",
     "Saving",
+    "Segment",
+    "Segments",
     "TrainConfig",
     "evaluate",
     "load_checkpoint_model",

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from attention_residuals.errors import ConfigError
 from attention_residuals.models import MODEL_CONFIGS, ConvertedConfig, DecoderConfig
 from attention_residuals.train.optimizer import AdamW, Muon
-from attention_residuals.train.schedule import WSD, Cosine
+from attention_residuals.train.schedule import WSD, Cosine, Segment, Segments
 
 __all__ = ["TRAIN_CONFIGS", "Precision", "Saving", "TrainConfig", "first_difference"]
 
@@ -21,7 +21,7 @@ class TrainConfig:
     Args:
         model: The model's shape and residual rule.
         optimizer: ``AdamW`` or ``Muon``.
-        schedule: ``Cosine`` or ``WSD``: the learning rate as a share of the optimizer's.
+        schedule: ``Cosine``, ``WSD`` or ``Segments``: the learning rate as a share of the optimizer's.
         num_steps: Optimizer steps, >= 1.
         batch_size: Sequences per step, >= 1.
         micro_batch_size: Sequences per forward pass, a divisor of ``batch_size``; None takes all at once.
@@ -44,7 +44,7 @@ class TrainConfig:
 
     model: DecoderConfig | ConvertedConfig
     optimizer: AdamW | Muon = field(default_factory=AdamW)
-    schedule: Cosine | WSD = field(default_factory=Cosine)
+    schedule: Cosine | WSD | Segments = field(default_factory=Cosine)
     num_steps: int
     batch_size: int = 16
     micro_batch_size: int | None = None
@@ -100,7 +100,7 @@ class TrainConfig:
         for name, accepted in {
             "model": (DecoderConfig, ConvertedConfig),
             "optimizer": (AdamW, Muon),
-            "schedule": (Cosine, WSD),
+            "schedule": (Cosine, WSD, Segments),
         }.items():
             if not isinstance(getattr(self, name), accepted):
                 raise ConfigError(
@@ -148,7 +148,7 @@ class Saving:
 
 TRAIN_CONFIGS: dict[str, type] = {
     **MODEL_CONFIGS,
-    **{config.__name__: config for config in (TrainConfig, AdamW, Muon, Cosine, WSD)},
+    **{config.__name__: config for config in (TrainConfig, AdamW, Muon, Cosine, WSD, Segment, Segments)},
 }
 """The types that a run's config.json may hold."""
 

@@ -2,10 +2,11 @@
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
-from attention_residuals.errors import ConfigError
+from attention_residuals.errors import ConfigError, is_count
 
-__all__ = ["WSD", "Cosine"]
+__all__ = ["WSD", "Cosine", "Segment", "Segments"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +99,83 @@ class WSD:
         if left >= self.decay_steps:
             return 1.0
         return self.final_fraction + (1 - self.final_fraction) * left / self.decay_steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    """A part of a run, in which the learning rate goes from where it is to another share of the peak.
+
+    Args:
+        num_steps: Its length, 1 or more.
+        end: The share of the peak at its last step, 0 to 1; the one before it to stay there.
+        shape: A straight line, or half a cosine.
+
+    Raises:
+        ConfigError: A value out of range.
+    """
+
+    num_steps: int
+    end: float
+    shape: Literal["linear", "cosine"] = "linear"
+
+    def __post_init__(self) -> None:
+        if not is_count(self.num_steps) or not 0 <= self.end <= 1 or self.shape not in ("linear", "cosine"):
+            raise ConfigError(
+                got=str(self),
+                expected="1 step or more, a share of the peak from 0 to 1, 'linear' or 'cosine'",
+                do="Segment(num_steps=100, end=1.0) rises to the peak in 100 steps",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segments:
+    """Parts behind each other: warm-up, stable, decay, and then those of a mid-training.
+
+    Behind the last part the learning rate stays where it is.
+
+    Args:
+        parts: In order, one or more; the first begins at 0.
+
+    Raises:
+        ConfigError: No parts.
+
+    Example:
+        >>> pretraining = (Segment(num_steps=2, end=1.0), Segment(num_steps=3, end=1.0), Segment(num_steps=2, end=0.1))
+        >>> midtraining = (Segment(num_steps=1, end=0.4), Segment(num_steps=2, end=0.0))
+        >>> schedule = Segments(parts=(*pretraining, *midtraining))
+        >>> [round(schedule.fraction(step, schedule.least_steps), 2) for step in range(1, 11)]
+        [0.5, 1.0, 1.0, 1.0, 1.0, 0.55, 0.1, 0.4, 0.2, 0.0]
+    """
+
+    parts: tuple[Segment, ...]
+
+    def __post_init__(self) -> None:
+        if not self.parts or not all(isinstance(part, Segment) for part in self.parts):
+            raise ConfigError(
+                got=f"parts={self.parts!r}", expected="one Segment or more", do="begin with a warm-up"
+            )
+
+    @property
+    def least_steps(self) -> int:
+        """The shortest run that the schedule fits into: all of its parts."""
+        return sum(part.num_steps for part in self.parts)
+
+    def fraction(self, step: int, num_steps: int) -> float:
+        """Returns the share of the peak, 0 to 1.
+
+        Args:
+            step: The optimizer step, 1 to ``num_steps``.
+            num_steps: Of the whole run, at least ``least_steps``.
+        """
+        share = 0.0
+        for part in self.parts:
+            if step < part.num_steps:
+                progress = step / part.num_steps
+                if part.shape == "cosine":
+                    progress = (1 - math.cos(math.pi * progress)) / 2
+                return share + (part.end - share) * progress
+            step, share = step - part.num_steps, part.end
+        return share
 
 
 def _check(schedule: Cosine | WSD, *names: str) -> None:
