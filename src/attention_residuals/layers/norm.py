@@ -1,5 +1,7 @@
 """RMSNorm, and which norms a depth read can fold into itself."""
 
+from typing import Protocol, runtime_checkable
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -8,7 +10,7 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from attention_residuals.ops.depth_read import compute_dtype
 
-__all__ = ["RMSNorm", "foldable"]
+__all__ = ["Foldable", "RMSNorm", "foldable"]
 
 
 class RMSNorm(nn.Module):
@@ -42,6 +44,15 @@ class RMSNorm(nn.Module):
         return f"{len(self.gain)}, eps={self.eps}"
 
 
+@runtime_checkable
+class Foldable(Protocol):
+    """A norm of somebody else that knows whether it computes what ``RMSNorm`` does."""
+
+    def folded(self) -> tuple[Tensor, float] | None:
+        """Returns its gain and eps, or None where it must run itself."""
+        ...
+
+
 def foldable(norm: object) -> tuple[Tensor, float] | None:
     """Returns gain and eps of a norm that a depth read can compute itself, else None.
 
@@ -53,6 +64,8 @@ def foldable(norm: object) -> tuple[Tensor, float] | None:
     """
     if type(norm) is RMSNorm:
         return None if _is_watched(norm) else (norm.gain, norm.eps)
+    if not isinstance(norm, nn.Module):
+        return norm.folded() if isinstance(norm, Foldable) else None
     # Without an eps of its own, PyTorch's norm takes that of the dtype it computes in.
     if type(norm) is not nn.RMSNorm or norm.eps is None or norm.weight is None or norm.weight.ndim != 1:
         return None

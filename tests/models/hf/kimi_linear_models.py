@@ -37,7 +37,7 @@ def made(residual=None, *, trained=True, **changes):
         if "dt_bias" in name or "A_log" in name:
             torch.nn.init.uniform_(parameter, -2, 0)  # decays that matter within a short text
         elif parameter.ndim > 1:
-            parameter.data *= 3
+            parameter.data *= 2
     for parameter in model.residual.parameters() if trained else ():
         parameter.data += torch.randn_like(parameter) / 2
     return model

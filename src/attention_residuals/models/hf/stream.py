@@ -7,11 +7,12 @@ run around another residual rule without a line of them being written again.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache, partial, wraps
+from functools import cache, wraps
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearRMSNorm
 
 from attention_residuals.errors import ConversionError
 from attention_residuals.layers.residual import ResidualRule
@@ -115,6 +116,32 @@ class Stream:
         raise AttributeError(name)
 
 
+class OwnNorm:
+    """A norm of a model as it was before it read a stream, for a depth read to run or to fold into itself.
+
+    Args:
+        own: Its class.
+        norm: The module.
+    """
+
+    def __init__(self, own: Any, norm: nn.Module) -> None:
+        self.own, self.norm = own, norm
+
+    def __call__(self, mixed: Tensor) -> Tensor:
+        """Runs it."""
+        normalised: Tensor = self.own.forward(self.norm, mixed)
+        return normalised
+
+    def folded(self) -> tuple[Tensor, float] | None:
+        """Returns gain and eps where it is Kimi Linear's, in float32: others may differ in a detail."""
+        weight = getattr(self.norm, "weight", None)
+        if self.own is not KimiLinearRMSNorm or "forward" in self.norm.__dict__:
+            return None
+        assert isinstance(weight, Tensor)
+        eps: Any = self.norm.variance_epsilon
+        return (weight, float(eps)) if weight.dtype == torch.float32 else None
+
+
 def read_by(norm: nn.Module, site: Site | str) -> None:
     """Makes a norm read a site where it is given a stream; tensors it norms as before."""
     own: Any = type(norm)
@@ -133,7 +160,7 @@ def opened_by(layer: nn.Module, depth: Depth) -> None:
 def _reading(own: Any) -> Any:
     def forward(self: Any, hidden_states: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(hidden_states, Stream):
-            return hidden_states.read(self.depth_site, partial(own.forward, self))
+            return hidden_states.read(self.depth_site, OwnNorm(own, self))
         return own.forward(self, hidden_states, *args, **kwargs)
 
     return _extended(own, forward)
