@@ -13,6 +13,7 @@ from attention_residuals.layers.residual import RULES, ResidualConfig
 from attention_residuals.ops import BACKENDS
 from benchmarks.arms import op_arms
 from benchmarks.inference_cases import INFERENCE_CASES
+from benchmarks.kimi_linear_case import kimi_linear_step
 from benchmarks.measures import Line, peak
 from benchmarks.timing import paired_times, ratio
 
@@ -295,6 +296,7 @@ CASES: dict[str, Callable[[], Iterator[Line]]] = {
     "one-token": one_token,
     "tap": tap,
     "error": error,
+    "kimi-linear": kimi_linear_step,
     **INFERENCE_CASES,
 }
 """Every case by the name that the runner takes."""

@@ -12,6 +12,8 @@ from facts.test_zero_query import largest_distance
 from layers import test_residual_rules, test_source_rules
 from stats import test_mixing
 
+from attention_residuals.models import presets
+from attention_residuals.models.costs import costs
 from attention_residuals.trace import load_edits
 from benchmarks.traffic import table
 
@@ -77,12 +79,34 @@ def test_what_a_document_links_to_is_there(document):
         "docs/distributed.md",
         "docs/reading.md",
         "docs/howto/convert.md",
+        "docs/howto/kimi-linear.md",
     ],
 )
 def test_the_code_of_a_document_runs(document):
     code = python_of(document)
     assert code
     exec(compile(code, document, "exec"), {})
+
+
+def test_the_sizes_of_kimi_linear_are_those_of_the_presets():
+    def size(number):
+        if number < 1e9:
+            return f"{number / 1e6:.{1 if number < 10e6 else 0}f} M"
+        return f"{number / 1e9:.2f} B"
+
+    text = (ROOT / "docs/howto/kimi-linear.md").read_text()
+    for name, shape in presets.KIMI_LINEAR_SHAPES.items():
+        row = next(line for line in text.splitlines() if line.startswith(f"| `{name}`"))
+        cells = [cell.strip() for cell in row.strip("|").split("|")][1:]
+        vocab_size = 4096 if name == "kimi-linear-tiny" else 163_840
+        found = costs(presets.kimi_linear(name, vocab_size=vocab_size))
+        numbers = (found.total, found.total - found.embeddings, found.active, found.active - found.embeddings)
+        assert cells == [
+            *map(str, (shape.num_layers, shape.width, shape.num_heads)),
+            f"{shape.num_experts} ({shape.num_active} + 1)",
+            *map(str, (shape.expert_width, shape.sublayers_per_block)),
+            *map(size, numbers),
+        ]
 
 
 def test_the_edits_of_the_page_on_reading_are_edits(tmp_path):
