@@ -139,6 +139,17 @@ def test_bfloat16_is_computed_in_float32_and_the_memory_stays_so():
     assert torch.equal(memory, expected.memory)
 
 
+def test_autocast_leaves_the_rule_in_float32():
+    inputs = [tensor.detach() for tensor in drawn(20, dtype=torch.float32)]
+    with torch.autocast("cpu", torch.bfloat16):
+        output, memory = chunked_delta_rule(*inputs[:5])
+        slow = delta_rule(*inputs[:5])
+    expected = chunked_delta_rule(*inputs[:5])
+    assert torch.equal(output, expected.output)
+    assert torch.equal(memory, expected.memory)
+    assert_close(slow.output, output)
+
+
 def test_gradients_are_those_of_finite_differences():
     inputs = drawn(9, batch=1, heads=1, width=2, value_width=2)
     assert torch.autograd.gradcheck(

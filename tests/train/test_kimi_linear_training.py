@@ -70,6 +70,17 @@ def test_a_stopped_run_goes_on_to_the_same_bits_and_experts_are_balanced(corpus,
     assert losses[-1] < losses[0]
 
 
+def test_bfloat16_trains_close_to_float32(corpus, tmp_path):
+    for precision in ("float32", "bfloat16"):
+        run(corpus, tmp_path / precision, precision=precision)
+    losses = [
+        [row["loss"] for row in load_run(tmp_path / name).metrics if "loss" in row]
+        for name in ("float32", "bfloat16")
+    ]
+    assert losses[0] != losses[1]
+    assert losses[1] == pytest.approx(losses[0], rel=5e-3)
+
+
 def test_muon_steps_matrices_and_experts_and_adamw_steps_queries_gains_and_tables():
     model = build(small())
     optimizer = Optimizer(model, Muon())

@@ -65,10 +65,10 @@ def delta_rule(
     outputs = []
     for token in range(query.shape[1]):
         memory = memory * kept[:, token, :, :, None]
-        recalled = torch.einsum("bhkv,bhk->bhv", memory, key_[:, token])
+        recalled = (memory * key_[:, token, :, :, None]).sum(2)
         correction = rate_[:, token, :, None] * (value_[:, token] - recalled)
         memory = memory + key_[:, token, :, :, None] * correction[:, :, None]
-        outputs.append(torch.einsum("bhkv,bhk->bhv", memory, query_[:, token]))
+        outputs.append((memory * query_[:, token, :, :, None]).sum(2))
     return Recalled(torch.stack(outputs, 1).to(query.dtype), memory)
 
 
@@ -115,34 +115,43 @@ def chunked_delta_rule(
     if not is_count(chunk) or chunk & (chunk - 1):
         raise ConfigError(got=f"chunk={chunk!r}", expected="a power of 2", do="32 suits CPUs, 64 GPUs")
     dtype, memory = compute_dtype(query.dtype), _checked(query, key, value, log_decay, rate, memory)
-    length, width = query.shape[1], value.shape[-1]
-    levels = min(chunk.bit_length(), length.bit_length()) - 1
-    chunk = 1 << levels
+    length = query.shape[1]
+    chunk = min(chunk, 1 << (length.bit_length() - 1))
     query_, key_, value_, log_decay_, rate_ = (
         _in_chunks(tensor.to(dtype), chunk) for tensor in (query, key, value, log_decay, rate[..., None])
     )
-    spans = (_spans(chunk, log_decay_) @ log_decay_.clamp_min(FORGOTTEN)).exp()
-    between, since, until = spans.unflatten(-2, (-1, chunk)).split([levels, 1, 1], -3)
+    with torch.autocast(query.device.type, enabled=False):  # in which products would be of 16 bits
+        output, memory = _in_products(query_, key_, value_, log_decay_, rate_, memory)
+    return Recalled(output[:, :, :length].transpose(1, 2).to(query.dtype), memory)
+
+
+def _in_products(
+    query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, rate: Tensor, memory: Tensor
+) -> tuple[Float[Tensor, "B H T V"], Float[Tensor, "B H K V"]]:
+    """Runs the rule on tensors in chunks, [B, H, N, C, K] and the like."""
+    chunk = query.shape[-2]
+    spans = (_spans(chunk, log_decay) @ log_decay.clamp_min(FORGOTTEN)).exp()
+    between, since, until = spans.unflatten(-2, (-1, chunk)).split([chunk.bit_length() - 1, 1, 1], -3)
     since, until = since.squeeze(-3), until.squeeze(-3)
-    scores, overlaps = _Within.apply(query_, key_, between)  # type: ignore[no-untyped-call]
+    scores, overlaps = _Within.apply(query, key, between)  # type: ignore[no-untyped-call]
     solved = torch.linalg.solve_triangular(
-        rate_ * overlaps,
-        rate_ * torch.cat([value_, key_ * since], -1),
+        rate * overlaps,
+        rate * torch.cat([value, key * since], -1),
         upper=False,
         unitriangular=True,
     )
-    wanted, replaced = solved.split([width, key.shape[-1]], -1)
+    wanted, replaced = solved.split([value.shape[-1], key.shape[-1]], -1)
     memories, corrections = [], []
     # Unbound at once: a chunk that is picked out has a gradient as large as all chunks.
     for want, replace, keep, add in zip(
-        *(part.unbind(2) for part in (wanted, replaced, since[..., -1, :, None], (key_ * until).mT)),
+        *(part.unbind(2) for part in (wanted, replaced, since[..., -1, :, None], (key * until).mT)),
         strict=True,
     ):
         memories.append(memory)
         corrections.append(want - replace @ memory)
         memory = keep * memory + add @ corrections[-1]
-    output = (query_ * since) @ torch.stack(memories, 2) + scores @ torch.stack(corrections, 2)
-    return Recalled(output.flatten(2, 3)[:, :, :length].transpose(1, 2).to(query.dtype), memory)
+    output = (query * since) @ torch.stack(memories, 2) + scores @ torch.stack(corrections, 2)
+    return output.flatten(2, 3), memory
 
 
 class _Within(torch.autograd.Function):

@@ -106,7 +106,8 @@ class ChunkedDeltaAttention(KimiLinearDeltaAttention):
 class BalancedRouter(KimiLinearTopkRouter):
     """A router that counts what it chooses in training, and then prefers experts that were chosen too rarely.
 
-    Transformers keeps the bias of each expert and never changes it.
+    Transformers keeps the bias of each expert and never changes it. It means its scores to be of float32,
+    which they are here under autocast, too.
 
     Source:
         Wang et al. (loss-free balancing), arXiv:2408.15664.
@@ -117,7 +118,8 @@ class BalancedRouter(KimiLinearTopkRouter):
 
     def forward(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Returns logits, weights and numbers of the chosen experts, a row for each token."""
-        logits, weights, chosen = super().forward(hidden_states)  # type: ignore[no-untyped-call]
+        with torch.autocast(hidden_states.device.type, enabled=False):
+            logits, weights, chosen = super().forward(hidden_states)  # type: ignore[no-untyped-call]
         if torch.is_grad_enabled() and self.weight.requires_grad:
             counts = torch.bincount(chosen.flatten(), minlength=self.num_experts)
             self.counts = counts if self.counts is None else self.counts + counts
