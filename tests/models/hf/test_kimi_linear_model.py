@@ -227,6 +227,11 @@ IMPOSSIBLE = {
     "none of full_attention": {"layer_types": ["linear_attention"] * 8},
     "layer_types with 7 entries": {"layer_types": ["full_attention"] * 7},
     "layer_types with 8 entries: attention": {"layer_types": ["attention"] * 8},
+    "4 layers of linear_attention": {  # what Transformers makes of nothing
+        "num_hidden_layers": 4,
+        "layer_types": None,
+        "mlp_layer_types": None,
+    },
     "mlp_layer_types with 1 entries": {"mlp_layer_types": ["dense"]},
     "8 experts in 3 groups": {"n_group": 3},
     "of which 3 are chosen": {"n_group": 2, "topk_group": 3},

@@ -73,7 +73,8 @@ class ConvertedModel(LanguageModel):
         """Makes a new model of a config, with weights drawn at random.
 
         Raises:
-            ConfigError: This version of Transformers knows no such model.
+            ConfigError: This version of Transformers knows no such model, or a Kimi Linear model whose layers
+                or experts do not go together.
         """
         require_possible(config.original)
         try:
@@ -86,6 +87,7 @@ class ConvertedModel(LanguageModel):
                 expected="a causal language model that the installed Transformers has code for",
                 do="install the version of Transformers that the model was converted with",
             ) from error
+        require_possible(model.config.to_dict())  # with the defaults of Transformers
         install(model, config)
         return cls(model, checkpoint_activations=checkpoint_activations)
 

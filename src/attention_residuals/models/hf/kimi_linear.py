@@ -202,7 +202,7 @@ def require_possible(fields: Mapping[str, Any]) -> None:
             expected=f"at least one of {FULL}, by which Transformers counts the tokens in a cache",
             do=f"make every fourth layer, and the last, one of {FULL}",
         )
-    if "sparse" in fields.get("mlp_layer_types", ()):
+    if "sparse" in (fields.get("mlp_layer_types") or ()):
         _require_experts(fields)
 
 
