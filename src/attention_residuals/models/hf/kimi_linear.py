@@ -17,6 +17,7 @@ from transformers.utils.import_utils import is_flash_linear_attention_available
 
 from attention_residuals.errors import ConfigError, is_count
 from attention_residuals.layers.tap import ExpertChoice, ExpertTap, Tap
+from attention_residuals.models.hf.keys import Keys
 from attention_residuals.models.kimi_linear import FULL, LINEAR
 from attention_residuals.ops.delta import chunked_delta_rule
 
@@ -65,7 +66,8 @@ class ChunkedDeltaAttention(KimiLinearDeltaAttention):
         if attention_mask is not None:
             starts = _starts(attention_mask)
             hidden_states = hidden_states * (attention_mask > 0)[..., None].to(hidden_states.dtype)
-        if starts is None and hidden_states.is_cuda and is_flash_linear_attention_available():
+        fits_kernels = starts is None and not isinstance(cache, Keys)  # theirs change a cache in place
+        if fits_kernels and hidden_states.is_cuda and is_flash_linear_attention_available():
             output: Tensor = super().forward(hidden_states, cache, **kwargs)
             return output
         query, key, value = self._convolved(hidden_states, cache, starts)
