@@ -62,12 +62,11 @@ class Study:
     train: TrainConfig = field(default_factory=lambda: _recipe())
     documents: StepDocuments = field(
         default_factory=lambda: StepDocuments(
-            num_documents=80_000,
+            num_documents=160_000,
             inconsistent_share=0.5,
             max_steps=3,
             num_values=12,
             max_move=2,
-            list_share=0.35,
         )
     )
     seeds: tuple[int, ...] = (0, 1, 2)
@@ -208,7 +207,7 @@ def _recipe() -> TrainConfig:
         model=model,
         optimizer=Muon(learning_rate=8e-3),
         schedule=Cosine(warmup_steps=100),
-        num_steps=4000,
+        num_steps=8000,
         batch_size=8,
         sequence_length=256,
     )

@@ -126,8 +126,8 @@ class TextFiles:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     _ = Path(folder, "songs.txt").write_text("la la\n\nlo lo")
-        ...     list(TextFiles(path=folder, separator="\n\n").documents())
-        [Document(name='songs.txt', text='la la'), Document(name='songs.txt', text='lo lo')]
+        ...     [document.text for document in TextFiles(path=folder, separator="\n\n").documents()]
+        ['la la', 'lo lo']
     """
 
     name: ClassVar[str] = "text-files"

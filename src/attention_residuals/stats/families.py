@@ -97,7 +97,8 @@ def benjamini_hochberg(p: npt.ArrayLike) -> Numbers:
         )
     flat = chances.ravel()
     order = np.argsort(flat)[::-1]
-    scaled = flat[order] * len(flat) / np.arange(len(flat), 0, -1)
+    # A factor of 1 or more, so that no q is below its p by rounding.
+    scaled = flat[order] * (len(flat) / np.arange(len(flat), 0, -1))
     q = np.empty_like(flat)
     q[order] = np.minimum.accumulate(scaled)
     return q.reshape(chances.shape)

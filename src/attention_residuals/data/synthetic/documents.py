@@ -72,15 +72,14 @@ class StepDocuments:
         ConfigError: An option that does not exist or is out of range.
 
     Example:
-        >>> source = StepDocuments(num_documents=2, families=("arithmetic",), max_steps=3)
+        >>> import textwrap
+        >>> source = StepDocuments(num_documents=1, families=("arithmetic",), max_steps=3)
         >>> for document in source.documents():
-        ...     story, rest = document.text.split(" check ")
-        ...     print(story)
-        ...     print(rest)
-        t is 16 . f is 14 . e is f plus 4 so e is 18 here . m is e plus 4 . so m is 22 .
-        fine . t is still 16 . m is still 22 . e is still 18 . f is still 14 .
-        let d = 23 . let b = 23 . let e = 24 . again d = 24 today . let s = d + 4 . then s = 27 .
-        conflict . again s = 27 . again b = 23 . again d = 23 . again e = 24 .
+        ...     print(textwrap.fill(document.text, 90))
+        t is 16 . f is 14 . e is f plus 4 so e is 18 here . m is e plus 4 . so m is 22 . check
+        fine . e is still 18 . m is still 22 . t is still 16 . f is still 14 . t is still 16 fine
+        . m is still 22 fine . e is still 18 fine . f is still 14 fine . 29 plus 8 is 37 . 10 plus
+        7 is 17 . 23 plus 4 is 27 .
     """
 
     name: ClassVar[str] = "step-by-step"
