@@ -28,13 +28,23 @@ from attention_residuals.data.sources import (
     TextFiles,
     TextSource,
 )
-from attention_residuals.data.synthetic import Item, ReasoningGym, StepDocuments, StepItems, step_tokenizer
+from attention_residuals.data.synthetic import (
+    BindingDocuments,
+    BindingItems,
+    Item,
+    ReasoningGym,
+    StepDocuments,
+    StepItems,
+    step_tokenizer,
+)
 from attention_residuals.data.tokenizer import Tokenizer, bits_per_byte
 
 __all__ = [
     "SOURCES",
     "Batch",
     "Batches",
+    "BindingDocuments",
+    "BindingItems",
     "Corpus",
     "Document",
     "HuggingFaceDataset",

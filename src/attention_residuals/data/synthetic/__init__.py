@@ -9,6 +9,12 @@ Example:
     s is 16 . q is 18 . v is q plus 2 so v is 22 indeed . b is v plus 2 . so b is 22 . check
 """
 
+from attention_residuals.data.synthetic.binding import (
+    BindingDocuments,
+    BindingItem,
+    BindingItems,
+    binding_tokenizer,
+)
 from attention_residuals.data.synthetic.documents import StepDocuments
 from attention_residuals.data.synthetic.families import FAMILIES
 from attention_residuals.data.synthetic.items import Item, StepItems, step_tokenizer
@@ -23,10 +29,14 @@ __all__ = [
     "KINDS",
     "REMARKS",
     "VERDICTS",
+    "BindingDocuments",
+    "BindingItem",
+    "BindingItems",
     "Item",
     "ReasoningGym",
     "StepDocuments",
     "StepItems",
+    "binding_tokenizer",
     "step_tokenizer",
     "word_tokenizer",
 ]
