@@ -1,32 +1,41 @@
 """The command that runs a whole study."""
 
+import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Protocol, Union, runtime_checkable
 
-from tyro.conf import Positional
+from tyro.conf import arg, subcommand
 
 from attention_residuals.cli.app import INTERRUPTED, Device, app
 from attention_residuals.cli.names import device_of
 from attention_residuals.contradiction import Study, run_study, study_of
+from attention_residuals.errors import ConfigError
+from attention_residuals.experiments import STUDIES, Experiment, Results, Scale, run_experiment, write_report
+from attention_residuals.experiments.cost import visible_hardware
+from attention_residuals.experiments.launchers import Launcher, OneProcess, TorchRun
+from attention_residuals.experiments.running import foreseen_cost, price
 from attention_residuals.models.weights import read_json
 
-__all__ = ["study_command"]
+__all__ = ["COMMANDS", "Command", "Contradiction", "PaperStudy", "study_command"]
 
 
-@app.command(name="study")
-def study_command(
-    name: Positional[Literal["contradiction"]],
-    folder: Path = Path("runs/contradiction"),
-    stage: Literal["train", "pilot", "confirm", "report"] | None = None,
-    preregistration: Path = Path("studies/contradiction/preregistration.md"),
-    config: Path | None = None,
-    device: Device = "auto",
-) -> int:
-    """Run a study from its models to its report, or go on where an earlier call stopped.
+@runtime_checkable
+class Command(Protocol):
+    """What ``attnres study NAME`` does, with its options."""
 
-    contradiction: does a model look back when a step contradicts an earlier one? It trains the models, runs
-    a pilot that says how many items are needed, tests what was preregistered once that is committed, and
-    writes report.html, claims.yaml, tables/ (CSV) and figures/ (PNG and SVG).
+    def run(self) -> int:
+        """Does it, and returns the exit code."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contradiction:
+    """Does a model look back when a step contradicts an earlier one?
+
+    It trains the models, runs a pilot that says how many items are needed, tests what was preregistered once that is
+    committed, and writes report.html, claims.yaml, tables/ (CSV) and figures/ (PNG and SVG). Each call goes on where an
+    earlier one stopped.
 
     For example:
       attnres study contradiction --stage train
@@ -34,13 +43,175 @@ def study_command(
       attnres study contradiction
 
     Args:
-        name: Of the study.
         folder: Receives models, measurements, results and report.
         stage: train, pilot, confirm or report; by default all in order.
         preregistration: The document that must be committed, unchanged, before the confirming run.
         config: The study.json of another folder, to run another study than the one of this package.
         device: auto is cuda where there is one.
     """
-    study = Study() if config is None else study_of(read_json(config, newest=1)["study"])
-    is_done = run_study(study, folder, preregistration, stage=stage, device=device_of(device))
-    return 0 if is_done else INTERRUPTED
+
+    folder: Path = Path("runs/contradiction")
+    stage: Literal["train", "pilot", "confirm", "report"] | None = None
+    preregistration: Path = Path("studies/contradiction/preregistration.md")
+    config: Path | None = None
+    device: Device = "auto"
+
+    def run(self) -> int:
+        """Runs the stages."""
+        study = Study() if self.config is None else study_of(read_json(self.config, newest=1)["study"])
+        device = device_of(self.device)
+        is_done = run_study(study, self.folder, self.preregistration, stage=self.stage, device=device)
+        return 0 if is_done else INTERRUPTED
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaperStudy:
+    """Runs a study's queue, then writes tables and figures of its results.
+
+    Each run is a process of its own. Ctrl-C lets all of them save; the same command goes on, and repeats nothing that
+    is in the file of results. cost only says what it costs, report only writes report.md and figures, from the file of
+    results alone.
+
+
+    Args:
+        scale: smoke (tries the machinery, means nothing), laptop, or paper (the paper's own size, started by torchrun).
+        stage: cost, run or report; by default run, then report.
+        folder: Receives texts, runs and report; by default runs/NAME-SCALE.
+        results: The CSV file of results; by default results.csv in the folder.
+        seeds: How many, in place of the study's own; more go on from the same file. The first ones are the pilot: the
+            report says how many would be needed.
+        workers: Runs at a time, with one thread each; paper scale takes one at a time.
+        corpus: The folder of a prepared corpus, for paper scale.
+        again: Try runs once more that diverged, ran out of memory or were killed.
+        yes: Start at paper scale; without it the command says what that costs, and stops.
+    """
+
+    name: ClassVar[str]
+
+    scale: Scale = "laptop"
+    stage: Literal["cost", "run", "report"] | None = None
+    folder: Path | None = None
+    results: Path | None = None
+    seeds: int | None = None
+    workers: int = 2
+    corpus: Path | None = None
+    again: bool = False
+    yes: bool = False
+
+    def run(self) -> int:
+        """Does what the stage says."""
+        experiment = STUDIES[self.name].at(self.scale)
+        if self.seeds is not None:
+            experiment = experiment.with_seeds(self.seeds)
+        folder = self.folder or Path("runs") / f"{self.name}-{self.scale}"
+        results = self.results or folder / "results.csv"
+        if self.stage == "cost":
+            print(price(foreseen_cost(experiment), visible_hardware()))
+            return 0
+        code = 0
+        if self.stage != "report":
+            self._agree(experiment)
+            code = self._queue(experiment, folder, results)
+        if self.stage != "run" and code != INTERRUPTED:
+            table = Results(results).read()
+            if not table.outcomes:
+                raise ConfigError(
+                    got=f"{results} without a run", expected="results of this study", do="run it first"
+                )
+            print(f"report: {write_report(experiment.report(table), folder / 'report')}")
+        return code
+
+    def _agree(self, experiment: Experiment) -> None:
+        """Refuses to start what is expensive without having been told that it may.
+
+        Raises:
+            ConfigError: It was not told.
+        """
+        if self.scale == "paper" and not self.yes:
+            cost = price(foreseen_cost(experiment), visible_hardware())
+            raise ConfigError(
+                got=f"attnres study {self.name} --scale paper, which costs {cost}",
+                expected="--yes from someone who wants to pay that",
+                do="pass --yes, or --scale laptop",
+            )
+
+    def _queue(self, experiment: Experiment, folder: Path, results: Path) -> int:
+        is_paper = self.scale == "paper"
+        launcher: Launcher = TorchRun(processes=1) if is_paper else OneProcess()
+        ended = run_experiment(
+            experiment,
+            folder,
+            results,
+            corpus=self.corpus,
+            workers=1 if is_paper else self.workers,
+            launcher=launcher,
+            note=lambda text: print(text, file=sys.stderr, flush=True),
+            again=self.again,
+        )
+        if ended.is_interrupted:
+            return INTERRUPTED
+        for name, line in ended.crashed.items():
+            print(f"failed: {name}: {line}; its log is in {folder / 'logs'}", file=sys.stderr)
+        if ended.elsewhere:
+            print(f"another process has {len(ended.elsewhere)} run(s); call again later", file=sys.stderr)
+        return 0 if ended.is_finished else 1
+
+
+class Ablation(PaperStudy):
+    """Which residual rules lower the loss at an equal budget? Paper, Table 4 and Fig. 6."""
+
+    name = "ablation"
+
+
+class Scaling(PaperStudy):
+    """How does the loss fall with compute, and how much does attention over depth save? Paper, Table 2 and Fig. 4."""
+
+    name = "scaling"
+
+
+class ShapeGrid(PaperStudy):
+    """Does attention over depth favour deeper, narrower models at fixed compute? Paper, Fig. 7."""
+
+    name = "shape"
+
+
+class TrainingDynamics(PaperStudy):
+    """Loss, output and gradient magnitudes through training. Paper, Fig. 5."""
+
+    name = "dynamics"
+
+
+class DepthRetrieval(PaperStudy):
+    """Do late layers find what early ones have made? k-hop binding and early-feature recall; not in the paper."""
+
+    name = "depth-retrieval"
+
+
+class Pruning(PaperStudy):
+    """Do deep layers matter more with attention over depth? Layers taken out of trained twins; not in the paper."""
+
+    name = "pruning"
+
+
+COMMANDS: dict[str, type[Command]] = {
+    "contradiction": Contradiction,
+    **{
+        study.name: study
+        for study in (Ablation, Scaling, ShapeGrid, TrainingDynamics, DepthRetrieval, Pruning)
+    },
+}
+"""Every study by the name that is typed."""
+
+if TYPE_CHECKING:
+    Chosen = Command
+else:
+    Chosen = Union[tuple(Annotated[command, subcommand(name)] for name, command in COMMANDS.items())]  # noqa: UP007
+
+
+@app.command(name="study")
+def study_command(study: Annotated[Chosen, arg(name="")]) -> int:
+    """Run a study from its models to its report, or go on where an earlier call stopped.
+
+    attnres study NAME --help tells what each asks, and its options. docs/studies.md has all of them.
+    """
+    return study.run()

@@ -7,10 +7,16 @@ from typing import Any
 import torch
 
 from attention_residuals.data import Corpus, sequential
-from attention_residuals.stats import embedding_share, normalised_entropy, output_magnitude, site_means
-from attention_residuals.trace import GradientRecorder, Trace, record
+from attention_residuals.stats import (
+    embedding_share,
+    gradient_magnitude,
+    normalised_entropy,
+    output_magnitude,
+    site_means,
+)
+from attention_residuals.trace import Trace, record
 from attention_residuals.train import evaluate, load_checkpoint_model, load_run
-from attention_residuals.train.evaluation import document_mask, total_nats
+from attention_residuals.train.evaluation import document_mask
 
 __all__ = ["PROMPT", "Findings", "measure", "verdict"]
 
@@ -68,7 +74,8 @@ def measure(name: str, folder: Path, corpus: Corpus) -> Findings:
     run, model = load_run(folder), load_checkpoint_model(folder)
     length = run.config.sequence_length
     batch = next(iter(sequential(corpus.valid, sequence_length=length, batch_size=16)))
-    trace = record(model, batch.tokens_BT, mask=document_mask(batch.documents_BT), tokenizer=corpus.tokenizer)
+    mask = document_mask(batch.documents_BT)
+    trace = record(model, batch.tokens_BT, mask=mask, tokenizer=corpus.tokenizer)
     held_out = evaluate(
         model,
         corpus.valid,
@@ -76,15 +83,7 @@ def measure(name: str, folder: Path, corpus: Corpus) -> Findings:
         sequence_length=length,
         batch_size=32,
     )
-    recorder = GradientRecorder()
-
-    def tapped(*args: Any, **options: Any) -> torch.Tensor:
-        logits: torch.Tensor = model(*args, tap=recorder, **options)
-        return logits
-
-    nats = total_nats(tapped, batch, precision="float32", cross_documents=False)
-    (nats / batch.targets_BT.numel()).backward()
-    gradients = recorder.magnitudes()
+    gradients = gradient_magnitude(model, batch.tokens_BT, batch.targets_BT, mask)
     prompt = torch.tensor([[corpus.tokenizer.end_of_text, *corpus.tokenizer.encode(PROMPT)]])[:, :length]
     valid = [row for row in run.metrics if row["split"] == "valid"]
     return Findings(
@@ -95,7 +94,7 @@ def measure(name: str, folder: Path, corpus: Corpus) -> Findings:
         seconds=[row for row in run.metrics if row["split"] == "train"][-1]["seconds"],
         num_parameters=sum(parameter.numel() for parameter in model.parameters()),
         magnitudes=output_magnitude(trace),
-        gradients=tuple(gradients[f"L{layer}.mlp"] for layer in range(model.config.num_layers)),
+        gradients=gradients,
         trace=trace,
         prompt=record(model, prompt, tokenizer=corpus.tokenizer),
     )

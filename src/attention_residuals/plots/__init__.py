@@ -8,9 +8,11 @@ from attention_residuals.plots.lines import layer_profile, loss_curves
 from attention_residuals.plots.maps import routing_map, token_map
 from attention_residuals.plots.marked import marked_map
 from attention_residuals.plots.mixing import mixing_map
+from attention_residuals.plots.points import curve_plot, interval_plot
 
 __all__ = [
     "contrast_map",
+    "curve_plot",
     "effect_map",
     "interval_plot",
     "layer_profile",

@@ -28,12 +28,14 @@ from attention_residuals.stats.experts import (
     tokens_of_expert,
 )
 from attention_residuals.stats.families import benjamini_hochberg, benjamini_yekutieli, max_t
+from attention_residuals.stats.gradients import gradient_magnitude
 from attention_residuals.stats.lexical import LexicalBaseline, clr, lexical_baseline
 from attention_residuals.stats.mixing import MixingMatrix, mixing_matrix, semiseparable_order, writer_weights
 from attention_residuals.stats.paired import EffectSize, SignFlip, effect_size, sign_flip
 from attention_residuals.stats.pairs import PairDistance, pair_contrast, pair_distance
 from attention_residuals.stats.population import SinkScores, input_dependence, sink_scores
 from attention_residuals.stats.power import check_items, needed_items, paired_power
+from attention_residuals.stats.power_law import PowerLaw, compute_multiplier, power_law
 from attention_residuals.stats.queries import Queries, queries
 from attention_residuals.stats.routing import (
     Routing,
@@ -42,7 +44,13 @@ from attention_residuals.stats.routing import (
     site_means,
     token_routing,
 )
-from attention_residuals.stats.seeds import RandomEffects, random_effects, seed_interval, sign_agreement
+from attention_residuals.stats.seeds import (
+    RandomEffects,
+    needed_seeds,
+    random_effects,
+    seed_interval,
+    sign_agreement,
+)
 from attention_residuals.stats.spread import normalised_entropy, perplexity, uniform_excess
 from attention_residuals.stats.units import crossed_effects, item_means
 
@@ -59,6 +67,7 @@ __all__ = [
     "LexicalBaseline",
     "MixingMatrix",
     "PairDistance",
+    "PowerLaw",
     "Queries",
     "RandomEffects",
     "Routing",
@@ -74,6 +83,7 @@ __all__ = [
     "clr",
     "coherence",
     "collapsed",
+    "compute_multiplier",
     "contributions",
     "crossed_effects",
     "edge_agreement",
@@ -82,6 +92,7 @@ __all__ = [
     "effective_distance",
     "embedding_share",
     "expert_loads",
+    "gradient_magnitude",
     "input_dependence",
     "item_means",
     "key_split",
@@ -92,6 +103,7 @@ __all__ = [
     "max_t",
     "mixing_matrix",
     "needed_items",
+    "needed_seeds",
     "norm_shares",
     "normalised_entropy",
     "output_magnitude",
@@ -99,6 +111,7 @@ __all__ = [
     "pair_distance",
     "paired_power",
     "perplexity",
+    "power_law",
     "projection_shares",
     "queries",
     "random_effects",

@@ -14,9 +14,10 @@ from scipy.special import stdtrit
 
 from attention_residuals.errors import ConfigError, ShapeError
 from attention_residuals.stats.bootstrap import Interval
+from attention_residuals.stats.power import needed_items
 from attention_residuals.stats.units import Numbers, one_row
 
-__all__ = ["RandomEffects", "random_effects", "seed_interval", "sign_agreement"]
+__all__ = ["RandomEffects", "needed_seeds", "random_effects", "seed_interval", "sign_agreement"]
 
 
 class RandomEffects(NamedTuple):
@@ -51,6 +52,38 @@ def seed_interval(effects: npt.ArrayLike, *, level: float = 0.95) -> Interval:
     row = one_row(effects, least=2)
     reach = _quantile(len(row) - 1, level) * row.std(ddof=1) / np.sqrt(len(row))
     return Interval(float(row.mean()), float(row.mean() - reach), float(row.mean() + reach))
+
+
+def needed_seeds(
+    differences: npt.ArrayLike, effect: float, *, power: float = 0.8, alpha: float = 0.05
+) -> int:
+    """Says how many seeds show an effect in differences that are paired by seed, from those of a pilot.
+
+    The pilot's spread is a guess from few seeds, and may be half or twice the true one; so is the answer.
+
+    Args:
+        differences: Of a pilot, one for each seed, 2 or more, not all the same.
+        effect: That should be found, in the unit of the differences, not 0.
+        power: Wanted chance of finding it, between alpha and 1.
+        alpha: Rate of false alarms.
+
+    Raises:
+        ShapeError: Other than one row of 2 differences or more.
+        NonFiniteError: A difference is NaN or infinite.
+        ConfigError: All differences are the same, or a number out of range.
+
+    Example:
+        >>> needed_seeds([0.010, 0.025, 0.031], effect=0.02)
+        5
+    """
+    spread = float(one_row(differences, least=2).std(ddof=1))
+    if not spread > 0:
+        raise ConfigError(
+            got="differences that are all the same",
+            expected="differences that vary from seed to seed",
+            do="measure a pilot of 3 seeds or more",
+        )
+    return needed_items(effect / spread, power=power, alpha=alpha)
 
 
 def sign_agreement(effects: npt.ArrayLike) -> float:

@@ -1,0 +1,201 @@
+"""What is measured of a trained run: nothing more, its dynamics, its answers, or what it is without some layers."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from attention_residuals.data import Batch, sequential
+from attention_residuals.data.synthetic.binding import BindingItems
+from attention_residuals.errors import ConfigError, is_count
+from attention_residuals.experiments.cell import Finished, Measure
+from attention_residuals.experiments.removal import loss_without
+from attention_residuals.experiments.results import Number
+from attention_residuals.models import LanguageModel, build, load_model
+from attention_residuals.stats import gradient_magnitude, output_magnitude
+from attention_residuals.trace import record
+from attention_residuals.train import Saving, load_checkpoint_model
+from attention_residuals.train.checkpoint import checkpoints
+from attention_residuals.train.evaluation import document_mask
+
+__all__ = ["MEASURES", "Answers", "Dynamics", "FinalLoss", "Removal"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinalLoss(Measure):
+    """Nothing but the losses that the trainer measures."""
+
+    def numbers(self, run: Finished) -> Iterator[Number]:
+        """Yields nothing."""
+        return iter(())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dynamics(Measure):
+    """Output and gradient magnitude of each layer at several steps of training (paper, Fig. 5).
+
+    Both are taken on the first windows of the validation split. "output magnitude" is the root mean square, over
+    channels and real tokens, of the state after the layer: the newest source that the next layer's attention (the
+    output, after the last) can read, which is the stream of a standard model and the newest block's sum so far under
+    Block. "gradient magnitude" is the root mean square, over channels and tokens, of the gradient of the mean loss of
+    a token with respect to what the layer's MLP writes.
+
+    Args:
+        points: Steps at which it is measured, evenly spaced, the last one included; the untrained model (step 0) is
+            measured too. 1 or more.
+        num_windows: Sequences, 1 or more.
+    """
+
+    points: int = 8
+    num_windows: int = 16
+
+    def __post_init__(self) -> None:
+        _check_counts(self, "points", "num_windows")
+
+    def saving(self, num_steps: int) -> Saving:
+        """Keeps a checkpoint for each point."""
+        every = max(1, num_steps // self.points)
+        return Saving(every=every, keep=num_steps, evaluate_every=every, evaluate_batches=None, log_every=50)
+
+    def numbers(self, run: Finished) -> Iterator[Number]:
+        """Yields both magnitudes of every layer at every point."""
+        yield from self._of_model(0, _untrained(run), run)
+        for saved in checkpoints(run.folder):
+            yield from self._of_model(int(saved.name.removeprefix("step-")), load_model(saved), run)
+
+    def _of_model(self, step: int, model: LanguageModel, run: Finished) -> Iterator[Number]:
+        batch = _batch(run, self.num_windows)
+        mask = document_mask(batch.documents_BT)
+        trace = record(model, batch.tokens_BT, mask=mask, tokenizer=run.corpus.tokenizer)
+        for layer, size in enumerate(output_magnitude(trace)):
+            yield Number("output magnitude", size, step, layer)
+        for layer, size in enumerate(gradient_magnitude(model, batch.tokens_BT, batch.targets_BT, mask)):
+            yield Number("gradient magnitude", size, step, layer)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answers(Measure):
+    """Share of right answers, by the number of hops that an answer takes.
+
+    Args:
+        items: What is asked.
+        hops: Numbers of hops to ask for.
+        number: Items of each, 1 or more.
+    """
+
+    items: BindingItems
+    hops: tuple[int, ...]
+    number: int = 500
+
+    def __post_init__(self) -> None:
+        _check_counts(self, "number")
+
+    def numbers(self, run: Finished) -> Iterator[Number]:
+        """Yields, by hops, the share right and the mean log loss of the answer; chance is the items' own."""
+        model = load_checkpoint_model(run.folder)
+        for hops in self.hops:
+            right, nats = self._asked(model, hops)
+            yield Number("accuracy", right, run.config.num_steps, hops)
+            yield Number("answer loss", nats, run.config.num_steps, hops)
+        yield Number("chance", self.items.chance)
+
+    @torch.no_grad()
+    def _asked(self, model: LanguageModel, hops: int) -> tuple[float, float]:
+        """Takes as answer the likeliest of the candidates, so that chance is exact; the loss is over all words."""
+        right, nats, at_once = 0, 0.0, 50
+        for first in range(0, self.number, at_once):
+            numbers = range(first, min(first + at_once, self.number))
+            items = [self.items.item(hops, index) for index in numbers]
+            logits_BV = model(torch.tensor([item.ids for item in items]), num_logits=1)[:, -1].float()
+            answer_B = torch.tensor([item.answer for item in items])
+            nats += torch.nn.functional.cross_entropy(logits_BV, answer_B, reduction="sum").item()
+            candidates_BC = torch.tensor([item.candidates for item in items])
+            chosen_B = candidates_BC.gather(1, logits_BV.gather(1, candidates_BC).argmax(1, keepdim=True))[
+                :, 0
+            ]
+            right += int((chosen_B == answer_B).sum())
+        return right / self.number, nats / self.number
+
+
+@dataclass(frozen=True, kw_only=True)
+class Removal(Measure):
+    """The loss of a trained model without some of its layers.
+
+    Removed are the last k layers, or the k whose removal one by one costs the least. The latter are chosen on the
+    first windows of the validation split, and all losses are measured on the windows after those.
+
+    Args:
+        counts: Numbers of layers to remove.
+        num_windows: Sequences to choose on, and as many to measure on, 1 or more.
+    """
+
+    counts: tuple[int, ...]
+    num_windows: int = 64
+
+    def __post_init__(self) -> None:
+        _check_counts(self, "num_windows")
+        if not self.counts or not all(map(is_count, self.counts)):
+            raise ConfigError(got=f"counts={self.counts}", expected="numbers from 1", do="pass (1, 2, 4)")
+
+    def numbers(self, run: Finished) -> Iterator[Number]:
+        """Yields losses in nats a token, by the layer or by the number of layers that are removed."""
+        model = load_checkpoint_model(run.folder).requires_grad_(False)
+        layers, step = model.config.num_layers, run.config.num_steps
+        both = _batch(run, 2 * self.num_windows)
+        choosing = Batch(*(part[: self.num_windows] for part in both))
+        measuring = Batch(*(part[self.num_windows :] for part in both))
+
+        def loss(batch: Batch, removed: Sequence[int]) -> float:
+            return loss_without(model, batch, removed, cross_documents=run.config.cross_documents)
+
+        costs = [loss(choosing, [layer]) for layer in range(layers)]
+        ranked = sorted(range(layers), key=lambda layer: costs[layer])
+        yield Number("loss whole", loss(measuring, []), step)
+        for layer in range(layers):
+            yield Number("loss without layer", loss(measuring, [layer]), step, layer)
+        for count in self.counts:
+            yield Number("loss without last", loss(measuring, range(layers - count, layers)), step, count)
+            yield Number("loss without least useful", loss(measuring, ranked[:count]), step, count)
+
+
+MEASURES: dict[str, type] = {
+    measure.__name__: measure for measure in (FinalLoss, Dynamics, Answers, Removal, BindingItems)
+}
+"""The types that the file of a run may hold beside those of its training."""
+
+
+def _batch(run: Finished, num_windows: int) -> Batch:
+    """Takes the first windows of the validation split.
+
+    Raises:
+        ConfigError: It has fewer.
+    """
+    windows = sequential(
+        run.corpus.valid,
+        sequence_length=run.config.sequence_length,
+        batch_size=num_windows,
+        end_of_text=run.corpus.tokenizer.end_of_text,
+    )
+    batch = next(windows)
+    if len(batch.tokens_BT) < num_windows or batch.tokens_BT.shape[1] < run.config.sequence_length:
+        raise ConfigError(
+            got=f"{len(batch.tokens_BT)} windows of validation text",
+            expected=f"{num_windows} of {run.config.sequence_length} tokens",
+            do="prepare more text, or measure on fewer windows",
+        )
+    return batch
+
+
+def _untrained(run: Finished) -> LanguageModel:
+    """Makes the model that the run has begun with."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(run.config.seed)
+        return build(run.config.model)
+
+
+def _check_counts(measure: Measure, *names: str) -> None:
+    for name in names:
+        if not is_count(getattr(measure, name)):
+            raise ConfigError(
+                got=f"{name}={getattr(measure, name)!r}", expected="1 or more", do=f"pass such a {name}"
+            )

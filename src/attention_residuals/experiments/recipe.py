@@ -1,0 +1,109 @@
+"""Shapes and recipes: how all runs of a study are trained, but for what it compares."""
+
+from dataclasses import dataclass, field, replace
+
+from attention_residuals.layers.residual import ResidualConfig
+from attention_residuals.models import DecoderConfig
+from attention_residuals.train import AdamW, Cosine, Muon, TrainConfig
+
+__all__ = ["Recipe", "Shape"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """The shape of a decoder, without its vocabulary and its residual rule.
+
+    Args:
+        num_layers: L.
+        width: D.
+        num_heads: Of queries, keys and values alike.
+        head_width: K, even.
+        mlp_width: F.
+        tied: The head shares the embedding's matrix.
+
+    Example:
+        >>> Shape(num_layers=10, width=48, num_heads=3, head_width=16, mlp_width=128).num_parameters
+        276480
+    """
+
+    num_layers: int
+    width: int
+    num_heads: int
+    head_width: int
+    mlp_width: int
+    tied: bool = True
+
+    @property
+    def num_parameters(self) -> int:
+        """Numbers in the matrices of all layers: neither embedding and head, nor norms, nor what a rule learns."""
+        attention = 4 * self.width * self.num_heads * self.head_width
+        return self.num_layers * (attention + 3 * self.width * self.mlp_width)
+
+    def decoder(self, vocab_size: int, max_tokens: int, residual: ResidualConfig) -> DecoderConfig:
+        """Makes the config of a decoder of this shape."""
+        return DecoderConfig(
+            vocab_size=vocab_size,
+            num_layers=self.num_layers,
+            width=self.width,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_heads,
+            head_width=self.head_width,
+            mlp_width=self.mlp_width,
+            max_tokens=max_tokens,
+            tied=self.tied,
+            residual=residual,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How a run is trained.
+
+    Args:
+        shape: Of the model.
+        num_steps: Optimizer steps; a twentieth of them is warm-up.
+        batch_size: Sequences per step.
+        sequence_length: Tokens.
+        optimizer: With the peak of the learning rate.
+        micro_batch_size: Sequences per forward pass; None takes all at once.
+        for_gpus: Matrix products in bfloat16, activations made again, the model compiled; else float32 as it is.
+    """
+
+    shape: Shape
+    num_steps: int
+    batch_size: int
+    sequence_length: int
+    optimizer: AdamW | Muon = field(default_factory=Muon)
+    micro_batch_size: int | None = None
+    for_gpus: bool = False
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens that one optimizer step sees."""
+        return self.batch_size * self.sequence_length
+
+    def at_rate(self, learning_rate: float) -> "Recipe":
+        """Returns the recipe with another peak of the learning rate."""
+        return replace(self, optimizer=replace(self.optimizer, learning_rate=learning_rate))
+
+    def train_config(self, residual: ResidualConfig, *, seed: int, vocab_size: int) -> TrainConfig:
+        """Makes the config of a run.
+
+        Args:
+            residual: The rule.
+            seed: Of the weights and the order of the data.
+            vocab_size: Of the text's tokenizer.
+        """
+        return TrainConfig(
+            model=self.shape.decoder(vocab_size, self.sequence_length, residual),
+            optimizer=self.optimizer,
+            schedule=Cosine(warmup_steps=self.num_steps // 20),
+            num_steps=self.num_steps,
+            batch_size=self.batch_size,
+            micro_batch_size=self.micro_batch_size,
+            sequence_length=self.sequence_length,
+            seed=seed,
+            precision="bfloat16" if self.for_gpus else "float32",
+            compile=self.for_gpus,
+            checkpoint_activations=self.for_gpus,
+        )

@@ -1,0 +1,172 @@
+"""The process that does one run of a study; its arguments are the study's folder, the results, the run's name."""
+
+import json
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import torch
+
+from attention_residuals.configs import decode, encode
+from attention_residuals.data import Corpus
+from attention_residuals.durable import write_bytes
+from attention_residuals.errors import CheckpointError, NonFiniteError
+from attention_residuals.experiments.cell import Cell, Finished, digest_of
+from attention_residuals.experiments.cost import training_flops
+from attention_residuals.experiments.lock import locked
+from attention_residuals.experiments.measures import MEASURES
+from attention_residuals.experiments.results import DONE, Number, Outcome, Results
+from attention_residuals.models.weights import read_json
+from attention_residuals.train import TRAIN_CONFIGS, load_checkpoint_model, load_run, train
+
+__all__ = ["HELD", "STOPPED", "corpus_folder", "do", "read_cell", "run_folder", "work", "write_cell"]
+
+HELD, STOPPED = 75, 130
+"""Exit codes: another process has the run; a signal stopped it, and it goes on from its checkpoint."""
+
+
+def run_folder(folder: Path, cell: Cell) -> Path:
+    """Names the folder that a run is trained in."""
+    return folder / "runs" / cell.name
+
+
+def corpus_folder(folder: Path, text: str) -> Path:
+    """Names the folder of a prepared text."""
+    return folder / "corpora" / text
+
+
+def write_cell(folder: Path, cell: Cell, corpus: Path, device: str = "cpu") -> None:
+    """Writes a run down for its process.
+
+    Args:
+        folder: Of the study.
+        cell: The run.
+        corpus: The folder of its prepared text.
+        device: Where to train.
+    """
+    path = folder / "cells" / f"{cell.name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    told = {"format": 1, "corpus": str(corpus), "device": device, "cell": encode(cell)}
+    write_bytes(path, (json.dumps(told, indent=1) + "\n").encode())
+
+
+def read_cell(folder: Path, name: str) -> tuple[Cell, Path, str]:
+    """Reads a run, where its text lies, and where to train.
+
+    Raises:
+        CheckpointError: There is none of that name.
+    """
+    path = folder / "cells" / f"{name}.json"
+    told = read_json(path, newest=1)
+    cell = decode(told.get("cell"), {**TRAIN_CONFIGS, **MEASURES, "Cell": Cell})
+    if not isinstance(cell, Cell):
+        raise CheckpointError(got=f"{path} without a cell", expected="a run of a study", do="start the study")
+    return cell, Path(str(told["corpus"])), str(told["device"])
+
+
+def work(folder: Path, results: Path, name: str) -> int:
+    """Does one run unless another process has it or has done it.
+
+    Args:
+        folder: Of the study.
+        results: The CSV file that its outcome is added to.
+        name: Of the run, which ``write_cell`` wrote.
+
+    Returns:
+        0 where the outcome is in the file, ``HELD`` or ``STOPPED``.
+    """
+    cell, place, device = read_cell(folder, name)
+    with locked(folder / "locks" / f"{name}.lock") as is_ours:
+        if not is_ours:
+            return HELD
+        corpus = Corpus.load(place)
+        digest = digest_of(cell, corpus)
+        before = Results(results).read().outcomes.get(cell.key)
+        if before is not None and before.is_done and before.config == digest:
+            return 0  # another process has done it since this one was sent
+        outcome = do(cell, corpus, run_folder(folder, cell), digest, device=device)
+        if outcome is None:
+            return STOPPED
+        torn = Results(results).append(outcome)
+        if torn is not None:
+            print(f"cut off: {torn}")
+    return 0
+
+
+def do(cell: Cell, corpus: Corpus, folder: Path, digest: str, *, device: str = "cpu") -> Outcome | None:
+    """Trains and measures, and turns what went wrong with the numbers or the memory into an outcome.
+
+    Args:
+        cell: What to do.
+        corpus: Its text.
+        folder: Of the run; where it has begun, it goes on.
+        digest: Of the run, see ``digest_of``.
+        device: Where to train.
+
+    Returns:
+        How it ended; None where a signal stopped it, and the same call goes on.
+
+    Raises:
+        CheckpointError: The folder holds another run, or cannot be written.
+    """
+    status, numbers = DONE, []
+    try:
+        saving = cell.measure.saving(cell.train.num_steps)
+        if train(cell.train, corpus, folder, saving=saving, device=device).interrupted:
+            return None
+        numbers = [*_trained(cell, folder), *cell.measure.numbers(Finished(folder, cell.train, corpus))]
+    except NonFiniteError as error:
+        status = f"diverged: {error.got}"
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        status = f"out of memory: {str(error).splitlines()[0][:200]}"
+    return Outcome(key=cell.key, config=digest, status=status, numbers=tuple(numbers))
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Tells whether an error says that there is too little memory; on the CPU only its text does.
+
+    Example:
+        >>> is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried ..."))
+        True
+    """
+    told = ("can't allocate memory", "not enough memory", "out of memory")
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or (
+        isinstance(error, RuntimeError) and any(words in str(error).lower() for words in told)
+    )
+
+
+def _trained(cell: Cell, folder: Path) -> list[Number]:
+    """Takes down what the trainer measured, and what it cost."""
+    rows, model = load_run(folder).metrics, load_checkpoint_model(folder)
+    numbers = [
+        Number("parameters", sum(parameter.numel() for parameter in model.parameters())),
+        Number("parameters of the rule", sum(parameter.numel() for parameter in model.residual.parameters())),
+        Number("training tokens", cell.train.num_steps * cell.train.tokens_per_step),
+        Number("training FLOP", training_flops(cell.train)),
+        Number("training seconds", [row for row in rows if row["split"] == "train"][-1]["seconds"]),
+    ]
+    for row in rows:
+        if row["split"] == "valid":
+            numbers.append(Number("validation loss", row["loss"], row["step"]))
+            numbers.append(Number("validation bits per byte", row["bits_per_byte"], row["step"]))
+    return numbers
+
+
+def _end_with_parent() -> None:
+    """Asks this process to save and stop as soon as the process that started it is gone."""
+
+    def watch() -> None:
+        sys.stdin.buffer.read()  # ends when the other end of the pipe is closed, however that came about
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+if __name__ == "__main__":
+    _end_with_parent()
+    torch.set_num_threads(1)
+    raise SystemExit(work(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]))
