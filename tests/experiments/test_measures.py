@@ -1,5 +1,6 @@
 """What is measured of a trained run, each by a second way."""
 
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -122,6 +123,25 @@ def test_dynamics_are_measured_at_the_start_and_at_every_point(finished, corpus)
     sizes = [n.value for n in found if (n.quantity, n.step) == ("gradient magnitude", 0)]
     assert sizes == list(gradient_magnitude(untrained, batch.tokens_BT, batch.targets_BT, mask))
     assert all(torch.equal(value, state[name]) for name, value in untrained.state_dict().items())
+
+
+def test_a_checkpoint_where_a_run_was_interrupted_is_no_point(finished):
+    measure = Dynamics(points=2, num_windows=2)
+    run = finished(measure)
+    before = list(measure.numbers(run))
+    saved = run.folder / "checkpoints"
+    shutil.copytree(saved / "step-00000002", saved / "step-00000003")
+    assert list(measure.numbers(run)) == before
+
+
+def test_before_training_gradients_of_block_are_those_of_the_standard_model(finished):
+    """With queries of zero, both are the same function of every output, up to the eps of norms."""
+    measure = Dynamics(points=1, num_windows=2)
+    found = {}
+    for arm in ("standard", "block"):
+        numbers = measure.numbers(finished(measure, arm=arm))
+        found[arm] = [n.value for n in numbers if (n.quantity, n.step) == ("gradient magnitude", 0)]
+    assert found["block"] == pytest.approx(found["standard"], rel=0.05)
 
 
 def test_output_magnitude_of_a_standard_model_is_that_of_its_stream(finished, corpus):

@@ -4,13 +4,14 @@ import math
 import re
 from collections import defaultdict
 from dataclasses import replace
+from functools import lru_cache
 
 import pytest
 from experiments.made_up import outcome, table
 
 from attention_residuals.configs import decode, encode
 from attention_residuals.errors import ConfigError, DataError
-from attention_residuals.experiments import SCALES, STUDIES, Number, Outcome, Results, write_report
+from attention_residuals.experiments import SCALES, STUDIES, Number, Outcome, Report, Results, write_report
 from attention_residuals.experiments.ablation import PAPER_LOSSES, SWEEP_SEED, Ablation
 from attention_residuals.experiments.cell import Cell
 from attention_residuals.experiments.comparing import difference, unfinished
@@ -69,6 +70,7 @@ def numbers_of(cell):
             yield Number("loss without least useful", 3.0 + count * 0.05 + noise(cell.key), steps, count)
 
 
+@lru_cache
 def all_done(study):
     """Makes up outcomes until the study has no more runs."""
     found = {}
@@ -133,8 +135,12 @@ def test_a_report_of_everything_has_its_tables_and_figures(name, tmp_path):
     for figure in report.figures:
         assert (tmp_path / f"{figure}.png").read_bytes().startswith(b"\x89PNG")
         assert f"({figure}.png)" in text
-    write_report(report, tmp_path)  # in place of the earlier one
-    assert path.read_text() == text
+
+
+def test_a_report_takes_the_place_of_an_earlier_one(tmp_path):
+    for lines in (("one",), ("two",)):
+        path = write_report(Report("Title", lines, (), {}), tmp_path)
+    assert path.read_text() == "# Title\n\ntwo\n"
 
 
 @pytest.mark.parametrize("name", STUDIES)
@@ -142,7 +148,7 @@ def test_a_report_can_be_made_of_any_part_of_the_results(name):
     study = SMALL[name]
     found, cells = all_done(study)
     outcomes = list(found.outcomes.values())
-    for count in (0, 1, 2, len(outcomes) // 2):
+    for count in (0, 1, len(outcomes) // 2):
         study.report(table(outcomes[:count])).markdown()
     lost = Outcome(key=outcomes[0].key, config="c0", status="diverged: a loss of nan | at step 3")
     text = study.report(table([lost, *outcomes[1:]])).markdown()

@@ -54,14 +54,17 @@ class Dynamics(Measure):
 
     def saving(self, num_steps: int) -> Saving:
         """Keeps a checkpoint for each point."""
-        every = max(1, num_steps // self.points)
+        every = -(-num_steps // self.points)  # the last piece may be shorter
         return Saving(every=every, keep=num_steps, evaluate_every=every, evaluate_batches=None, log_every=50)
 
     def numbers(self, run: Finished) -> Iterator[Number]:
         """Yields both magnitudes of every layer at every point."""
         yield from self._of_model(0, _untrained(run), run)
+        steps, every = run.config.num_steps, self.saving(run.config.num_steps).every
         for saved in checkpoints(run.folder):
-            yield from self._of_model(int(saved.name.removeprefix("step-")), load_model(saved), run)
+            step = int(saved.name.removeprefix("step-"))
+            if step == steps or step % every == 0:  # others are where an interrupted run has stopped
+                yield from self._of_model(step, load_model(saved), run)
 
     def _of_model(self, step: int, model: LanguageModel, run: Finished) -> Iterator[Number]:
         batch = _batch(run, self.num_windows)
