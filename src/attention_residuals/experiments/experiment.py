@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Literal, NamedTuple, Self
+from typing import ClassVar, Literal, NamedTuple
 
 from matplotlib.figure import Figure
 
@@ -97,7 +97,7 @@ class Experiment(ABC):
             table: The outcomes so far; later runs may depend on them.
         """
 
-    def with_seeds(self, number: int) -> Self:
+    def with_seeds(self, number: int) -> "Experiment":
         """Returns the study with seeds 0 to ``number`` - 1; what other seeds have found stays in the file of results.
 
         Raises:
