@@ -33,8 +33,8 @@ def outcome(of, loss, *more, config="c0", flops=1e9):
     """Is what a run would have found, with the loss falling to ``loss`` from twice that."""
     steps = of.train.num_steps
     numbers = (
-        Number("parameters", 1000),
-        Number("parameters of the rule", 10),
+        Number("parameters", 1000.0),
+        Number("parameters of the rule", 10.0),
         Number("training FLOP", flops),
         Number("validation loss", 2 * loss, max(1, steps // 2)),
         Number("validation loss", loss, steps),

@@ -10,7 +10,7 @@ from attention_residuals.errors import CheckpointError, DataError
 from attention_residuals.experiments import Key, Number, Outcome, Results
 from attention_residuals.experiments.results import COLUMNS, DONE
 
-NUMBERS = (Number("loss, nats", 3.25, 10), Number("size", 0.1 + 0.2, 10, 2), Number("whole", 7))
+NUMBERS = (Number("loss, nats", 3.25, 10), Number("size", 0.1 + 0.2, 10, 2), Number("whole", 7.0))
 
 
 def made(seed, status=DONE, numbers=NUMBERS, arm="block"):
