@@ -43,7 +43,8 @@ def made(cell, *more):
     """Is the outcome of a cell whose loss depends on its rate, its compute, its seed and its arm."""
     flops = training_flops(cell.train)
     rate = cell.train.optimizer.learning_rate
-    loss = 3.0 * (flops / 1e12) ** -0.05 + GAINS.get(cell.arm, 0.01) + noise(cell.key)
+    tokens = cell.train.num_steps * cell.train.tokens_per_step
+    loss = 3.0 * (tokens / 1e6) ** -0.05 + GAINS.get(cell.arm, 0.01) + noise(cell.key)
     loss += 0.1 * math.log(rate / 4e-3) ** 2
     return outcome(cell, loss, *more, flops=flops)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import nan
 from statistics import mean
 from typing import ClassVar
 
@@ -37,6 +38,7 @@ from attention_residuals.layers.residual import (
     ValueQuery,
 )
 from attention_residuals.plots import curve_plot, interval_plot
+from attention_residuals.stats import Interval
 
 __all__ = ["PAPER_LOSSES", "Ablation"]
 
@@ -180,16 +182,15 @@ class Ablation(Experiment):
                 "after the first five are exploratory. The paper's numbers are single runs of another size and text."
             )
             if shown:
-                paper = {
-                    arm: PAPER_LOSSES[arm] - PAPER_LOSSES["standard"] for arm in shown if arm in PAPER_LOSSES
-                }
                 figures["ablation"] = interval_plot(
-                    shown,
-                    beside=paper,
-                    beside_name="paper, 436 M, one run each",
+                    {
+                        "residual rules": {
+                            arm: _beside_paper(arm, interval) for arm, interval in shown.items()
+                        }
+                    },
                     x_label="validation loss less that of the standard model, nats a token",
                     title="Residual rules beside the standard residual",
-                    footer=f"{self.scale} scale; paired by seed",
+                    footer=f"{self.scale} scale; paired by seed, intervals of 95 %; the paper's are single runs",
                 )
         curves = self._curves(table)
         if curves:
@@ -292,6 +293,13 @@ class Ablation(Experiment):
             if points:
                 curves[arm] = points
         return curves
+
+
+def _beside_paper(arm: str, interval: Interval) -> dict[str, Interval]:
+    """Puts the paper's number, which has no interval, beside ours."""
+    if arm not in PAPER_LOSSES:
+        return {"here": interval}
+    return {"here": interval, "paper": Interval(PAPER_LOSSES[arm] - PAPER_LOSSES["standard"], nan, nan)}
 
 
 def _setting(rate: float) -> str:

@@ -1,4 +1,4 @@
-"""Numbers of studies: estimates with their intervals, and curves over what was varied."""
+"""Curves over what a study has varied."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,83 +9,8 @@ from matplotlib.figure import Figure
 
 from attention_residuals.errors import ConfigError, NonFiniteError
 from attention_residuals.plots import style
-from attention_residuals.stats import Interval
 
-__all__ = ["curve_plot", "interval_plot"]
-
-
-def interval_plot(
-    intervals: Mapping[str, Interval],
-    *,
-    beside: Mapping[str, float],
-    beside_name: str,
-    x_label: str,
-    title: str,
-    footer: str,
-) -> Figure:
-    """Draws an estimate with its interval for each name, and a number from elsewhere beside it.
-
-    Args:
-        intervals: By name, from top to bottom.
-        beside: Numbers to compare with, by some of those names, such as the paper's.
-        beside_name: What they are, for the key.
-        x_label: What the numbers are, with their unit; 0 is marked.
-        title: What the figure shows.
-        footer: What it is from.
-
-    Raises:
-        ConfigError: No interval, or a number beside a name that has none.
-        NonFiniteError: A number that is NaN or infinite.
-
-    Example:
-        >>> figure = interval_plot(
-        ...     {"block": Interval(-0.02, -0.03, -0.01)},
-        ...     beside={"block": -0.02},
-        ...     beside_name="paper",
-        ...     x_label="nats",
-        ...     title="Differences",
-        ...     footer="5 seeds",
-        ... )
-        >>> [label.get_text() for label in figure.axes[0].get_yticklabels()]
-        ['block']
-    """
-    if not intervals or not beside.keys() <= intervals.keys():
-        raise ConfigError(
-            got=f"intervals of {list(intervals)} and numbers beside {list(beside)}",
-            expected="one interval or more, and numbers beside some of them",
-            do="leave the others out",
-        )
-    _check([*(n for interval in intervals.values() for n in interval), *beside.values()])
-    places = {name: place for place, name in enumerate(intervals)}
-    with style.applied():
-        figure = style.new_figure(title, footer, width=8.0, body=0.8 + 0.28 * len(places), key=0.45)
-        axes = figure.add_subplot()
-        axes.axvline(0, color=style.FAINT, linewidth=1)
-        for name, (_, low, high) in intervals.items():
-            axes.plot([low, high], [places[name]] * 2, color=style.COLOURS[0], linewidth=1.8)
-        own = axes.plot(
-            [interval.estimate for interval in intervals.values()],
-            list(places.values()),
-            color=style.COLOURS[0],
-            linestyle="none",
-            marker="o",
-            label="estimate and interval of 95 %",
-        )
-        others = axes.plot(
-            list(beside.values()),
-            [places[name] for name in beside],
-            color=style.COLOURS[1],
-            linestyle="none",
-            marker="D",
-            markerfacecolor="none",
-            label=style.plain(beside_name),
-        )
-        style.add_key(figure, [*own, *(others if beside else [])], ncols=2, indent=0.4)
-        axes.set_yticks(list(places.values()), labels=[style.plain(name) for name in places])
-        axes.set_ylim(len(places) - 0.5, -0.5)
-        axes.set_xlabel(style.plain(x_label))
-        axes.grid(visible=True, axis="x")
-    return figure
+__all__ = ["curve_plot"]
 
 
 def curve_plot(
