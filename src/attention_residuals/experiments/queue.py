@@ -274,7 +274,7 @@ def _duration(seconds: float) -> str:
     """Says a time in words.
 
     Example:
-        >>> _duration(40), _duration(7 * 60), _duration(2.5 * 3600)
+        >>> _duration(40.0), _duration(7 * 60.0), _duration(2.5 * 3600)
         ('40 s', '7 min', '2.5 h')
     """
     if seconds < 90:

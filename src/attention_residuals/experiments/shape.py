@@ -35,9 +35,9 @@ def shaped(num_parameters: float, width_per_layer: float, heads_per_layer: float
         heads_per_layer: H / L; at least one head there is.
 
     Example:
-        >>> [shaped(250_000, ratio, 0.5).num_layers for ratio in (3, 6, 12)]
+        >>> [shaped(2.5e5, ratio, 0.5).num_layers for ratio in (3.0, 6.0, 12.0)]
         [13, 8, 5]
-        >>> shaped(250_000, 6, 0.5)
+        >>> shaped(2.5e5, 6.0, 0.5)
         Shape(num_layers=8, width=48, num_heads=4, head_width=12, mlp_width=128, tied=True)
     """
     num_layers = max(2, round((num_parameters / (12 * width_per_layer**2)) ** (1 / 3)))

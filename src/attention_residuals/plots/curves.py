@@ -38,7 +38,7 @@ def curve_plot(
 
     Example:
         >>> figure = curve_plot(
-        ...     {"block": [(1, 0.9), (2, 0.7)]}, x_label="hops", y_label="share", title="Answers", footer="1 seed"
+        ...     {"block": [(1.0, 0.9), (2.0, 0.7)]}, x_label="hops", y_label="share", title="Answers", footer="1 seed"
         ... )
         >>> figure.axes[0].get_xlabel()
         'hops'
