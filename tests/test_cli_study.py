@@ -174,5 +174,6 @@ def test_a_whole_study_runs_as_typed_and_repeats_nothing(tmp_path, capsys):
     before = (tmp_path / "results.csv").read_bytes()
     assert (tmp_path / "report" / "report.md").exists()
     assert len(Results(tmp_path / "results.csv").read().outcomes) == 4
+    assert "killed" not in capsys.readouterr().err
     assert main(typed) == 0
     assert (tmp_path / "results.csv").read_bytes() == before

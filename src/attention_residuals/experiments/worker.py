@@ -160,7 +160,9 @@ def _end_with_parent() -> None:
     """Asks this process to save and stop as soon as the process that started it is gone."""
 
     def watch() -> None:
-        sys.stdin.buffer.read()  # ends when the other end of the pipe is closed, however that came about
+        # The descriptor itself: a thread that holds sys.stdin's lock makes Python abort at its end.
+        while os.read(0, 1):
+            pass  # nothing is ever sent: the read ends when the other end is closed, however that came about
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=watch, daemon=True).start()
