@@ -15,7 +15,7 @@ from attention_residuals.layers.residual import AttnRes, StandardResidual
 from attention_residuals.models import Decoder
 from attention_residuals.train import evaluate
 from attention_residuals.train.evaluation import document_mask, total_nats
-from attention_residuals.train.trainer import backward
+from attention_residuals.train.execution import backward
 
 RULES = pytest.mark.parametrize("residual", [StandardResidual(), AttnRes(sublayers_per_block=2)])
 

@@ -14,7 +14,7 @@ CONFIGS = pytest.mark.parametrize("config", [AdamW(), Muon()], ids=["AdamW", "Mu
 def trained(optimizer_config, residual=None, steps=3, tied=True):
     torch.manual_seed(0)
     model = Decoder(model_config(residual, tied=tied))
-    optimizer = Optimizer(model, optimizer_config)
+    optimizer = Optimizer(model.named_parameters(), optimizer_config)
     for _ in range(steps):
         model(torch.randint(300, (2, 9))).square().mean().backward()
         optimizer.step(0.01)
@@ -94,7 +94,7 @@ def test_a_restored_optimizer_goes_on_with_the_same_bits(config, residual):
     model, optimizer = trained(config, residual)
     twin = Decoder(model.config)
     twin.load_state_dict(model.state_dict())
-    restored = Optimizer(twin, config)
+    restored = Optimizer(twin.named_parameters(), config)
     restored.load({name: tensor.clone() for name, tensor in optimizer.tensors().items()}, "state")
     tokens = torch.randint(300, (2, 9))
     for each, steps in ((model, optimizer), (twin, restored)):

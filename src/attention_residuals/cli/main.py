@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from attention_residuals.cli import (
     comparing,
     conversion,
+    exporting,
     generation,
     intervening,
     planning,
@@ -24,7 +25,18 @@ __all__ = ["main"]
 
 ABOUT = "Train, evaluate and read transformers with attention residuals."
 
-COMMANDS = (training, generation, viewing, comparing, intervening, view, conversion, planning, study)
+COMMANDS = (
+    training,
+    generation,
+    viewing,
+    comparing,
+    intervening,
+    view,
+    conversion,
+    exporting,
+    planning,
+    study,
+)
 """The modules whose commands have joined the command line; ``--help`` lists them in this order."""
 
 

@@ -282,4 +282,10 @@ def model_folder_of(folder: Path) -> Path:
             expected="a folder that attnres train or attnres convert wrote",
             do="convert or train a model first",
         )
+    if not (checkpoint / "model.safetensors").exists():
+        raise ConfigError(
+            got=f"{folder}, whose checkpoints several processes have written, each its part",
+            expected="a model in one piece",
+            do=f"attnres export {folder} and another folder, and name that one",
+        )
     return checkpoint

@@ -48,6 +48,14 @@ class Batch(NamedTuple):
         found: npt.NDArray[np.int64] = self.targets_BT[self.targets_BT != UNSCORED].cpu().numpy()
         return found
 
+    def split(self, num_sequences: int) -> list["Batch"]:
+        """Cuts it into parts of so many sequences; the last may have fewer."""
+        return [Batch(*part) for part in zip(*(whole.split(num_sequences) for whole in self), strict=True)]
+
+    def rows(self, chosen: slice) -> "Batch":
+        """Takes some of its sequences."""
+        return Batch(*(whole[chosen] for whole in self))
+
 
 class Batches:
     """Batches for training, where ``at(step)`` depends on the seed and the step and on nothing else.

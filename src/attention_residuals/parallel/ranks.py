@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from attention_residuals.errors import AttentionResidualsError, RankError
+from attention_residuals.train.optimizer import local
 
 __all__ = ["add_up_gradients", "agree", "agreeing", "fingerprint", "wait"]
 
@@ -103,19 +104,21 @@ def add_up_gradients(
     """Gives both ranks that have a weight the sum of their gradients, with the same bits.
 
     Args:
-        weight: On this rank; a missing gradient counts as zero.
+        weight: On this rank, or the part of it where both ranks have the same; a missing gradient counts as zero.
         peer: The other rank, within the group.
         group: The ranks.
         own_first: True on one of them, False on the other.
     """
-    own = torch.zeros_like(weight) if weight.grad is None else weight.grad
+    if weight.grad is None:
+        weight.grad = torch.zeros_like(weight)
+    own = local(weight.grad)
     other = torch.empty_like(own)
     exchange = [
         dist.P2POp(dist.isend, own, group=group, group_peer=peer),
         dist.P2POp(dist.irecv, other, group=group, group_peer=peer),
     ]
     wait(dist.batch_isend_irecv(exchange))
-    weight.grad = own + other if own_first else other + own
+    own.copy_(own + other if own_first else other + own)
 
 
 def wait(works: Sequence[dist.Work]) -> None:

@@ -3,7 +3,8 @@
 import json
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,28 @@ from safetensors.torch import save_file
 from attention_residuals.configs import encode
 from attention_residuals.durable import PARTIAL, remove_partials, sync, unwritable
 from attention_residuals.errors import CheckpointError, NewerFormatError
-from attention_residuals.models import LanguageModel, load_model, save_model
-from attention_residuals.models.weights import load_state, load_tensors, read_json, sha256
+from attention_residuals.models import LanguageModel, build, load_model, save_model
+from attention_residuals.models.weights import load_config, load_state, load_tensors, read_json, sha256
 from attention_residuals.train.config import TrainConfig, first_difference
 from attention_residuals.train.metrics import Extent
 from attention_residuals.train.optimizer import Optimizer
+from attention_residuals.train.shards import is_shard, read_shards
 
-__all__ = ["checkpoints", "load_checkpoint_model", "newest_checkpoint", "restore", "save_checkpoint"]
+__all__ = [
+    "checkpoints",
+    "complete",
+    "is_sharded",
+    "load_checkpoint_model",
+    "newest_checkpoint",
+    "partial_of",
+    "position",
+    "restore",
+    "save_checkpoint",
+    "writing",
+]
 
-FORMAT = 1
-"""Of state.json; raised when an older version of this package could not read it."""
+WHOLE, SHARDED = 1, 2
+"""The formats of state.json: of whole files, and of parts that each rank has written."""
 
 FILES = ("config.json", "model.safetensors", "optimizer.safetensors")
 
@@ -50,38 +63,83 @@ def save_checkpoint(
     Raises:
         CheckpointError: The disk is full or not writable; earlier checkpoints are untouched.
     """
-    folder = run_folder / "checkpoints"
-    final = folder / f"step-{step:08d}"
-    partial = folder / f"{PARTIAL}{final.name}"
-    try:
-        folder.mkdir(exist_ok=True)
-        remove_partials(folder)
+    partial = partial_of(run_folder, step)
+    with writing(run_folder, step):
         save_model(model, partial)
         state = {name: tensor.contiguous() for name, tensor in optimizer.tensors().items()}
         save_file(state, partial / "optimizer.safetensors")
-        description = {
-            "format": FORMAT,
-            "step": step,
-            "sha256": {name: sha256(partial / name) for name in FILES},
-            "config": encode(config),
-            "metrics": metrics._asdict(),
-        }
-        (partial / "state.json").write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
-        for path in (*partial.iterdir(), partial):
-            sync(path)
-        partial.rename(final)
-        sync(folder)
-        for old in checkpoints(run_folder)[:-keep]:
-            # Renamed first, so that a kill in the middle leaves nothing that looks like a checkpoint.
-            shutil.rmtree(old.rename(old.with_name(f"{PARTIAL}{old.name}")))
+        digests = {name: sha256(partial / name) for name in FILES}
+        return complete(
+            run_folder, step=step, digests=digests, config=config, metrics=metrics, keep=keep, form=WHOLE
+        )
+
+
+def partial_of(run_folder: Path, step: int) -> Path:
+    """Names the folder of a step's checkpoint while it is being written."""
+    return run_folder / "checkpoints" / f"{PARTIAL}step-{step:08d}"
+
+
+@contextmanager
+def writing(run_folder: Path, step: int) -> Iterator[None]:
+    """Clears the place for a step's checkpoint; says in words why it cannot be written, and removes the half of it.
+
+    Raises:
+        CheckpointError: The disk is full or not writable; earlier checkpoints are untouched.
+    """
+    partial = partial_of(run_folder, step)
+    try:
+        partial.parent.mkdir(exist_ok=True)
+        remove_partials(partial.parent)
+        yield
     except (OSError, SafetensorError, CheckpointError) as error:
         shutil.rmtree(partial, ignore_errors=True)
+        final = partial.with_name(partial.name.removeprefix(PARTIAL))
         cause = error if isinstance(error, CheckpointError) else unwritable(final, error)
         raise CheckpointError(
             got=f"{cause.got}, at step {step}",
             expected=cause.expected,
             do=f"{cause.do}; then start again: {last_saved(run_folder)}",
         ) from error
+
+
+def complete(
+    run_folder: Path,
+    *,
+    step: int,
+    digests: Mapping[str, str],
+    config: TrainConfig,
+    metrics: Extent,
+    keep: int,
+    form: int = SHARDED,
+) -> Path:
+    """Makes a checkpoint whose files are written safe, gives it its name, and removes older ones.
+
+    Args:
+        run_folder: Of the run.
+        step: That is done.
+        digests: The SHA-256 of each file.
+        config: Of the run.
+        metrics: Which rows belong to it.
+        keep: How many checkpoints stay.
+        form: The format of state.json.
+    """
+    partial = partial_of(run_folder, step)
+    final = partial.with_name(partial.name.removeprefix(PARTIAL))
+    description = {
+        "format": form,
+        "step": step,
+        "sha256": dict(digests),
+        "config": encode(config),
+        "metrics": metrics._asdict(),
+    }
+    (partial / "state.json").write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+    for path in (*partial.iterdir(), partial):
+        sync(path)
+    partial.rename(final)
+    sync(final.parent)
+    for old in checkpoints(run_folder)[:-keep]:
+        # Renamed first, so that a kill in the middle leaves nothing that looks like a checkpoint.
+        shutil.rmtree(old.rename(old.with_name(f"{PARTIAL}{old.name}")))
     return final
 
 
@@ -132,11 +190,27 @@ def restore(checkpoint: Path, model: LanguageModel, optimizer: Optimizer) -> tup
     Raises:
         CheckpointError: The tensors do not fit.
     """
-    state = read_json(checkpoint / "state.json", newest=FORMAT)
-    weights, moments = checkpoint / "model.safetensors", checkpoint / "optimizer.safetensors"
-    load_state(model, load_tensors(weights, sha256_expected=state["sha256"][weights.name]), weights)
-    optimizer.load(load_tensors(moments, sha256_expected=state["sha256"][moments.name]), moments)
+    state = read_json(checkpoint / "state.json", newest=SHARDED)
+    if is_sharded(checkpoint):
+        tensors = read_shards(checkpoint, filter(is_shard, state["sha256"]))
+        load_state(model, {name: tensor for name, tensor in tensors.items() if "/" not in name}, checkpoint)
+        optimizer.load({name: tensor for name, tensor in tensors.items() if "/" in name}, checkpoint)
+    else:
+        weights, moments = checkpoint / "model.safetensors", checkpoint / "optimizer.safetensors"
+        load_state(model, load_tensors(weights, sha256_expected=state["sha256"][weights.name]), weights)
+        optimizer.load(load_tensors(moments, sha256_expected=state["sha256"][moments.name]), moments)
+    return position(checkpoint)
+
+
+def position(checkpoint: Path) -> tuple[int, Extent]:
+    """Returns the step of a verified checkpoint, and what was in metrics.jsonl by then."""
+    state = read_json(checkpoint / "state.json", newest=SHARDED)
     return int(state["step"]), Extent(**state["metrics"])
+
+
+def is_sharded(checkpoint: Path) -> bool:
+    """Tells whether a verified checkpoint lies in the parts that several ranks have written."""
+    return bool(read_json(checkpoint / "state.json", newest=SHARDED)["format"] == SHARDED)
 
 
 def load_checkpoint_model(run_folder: Path | str) -> LanguageModel:
@@ -154,7 +228,14 @@ def load_checkpoint_model(run_folder: Path | str) -> LanguageModel:
         raise CheckpointError(
             got=f"{run_folder} without a checkpoint", expected="a run folder", do="train first"
         )
-    return load_model(checkpoint)
+    if not is_sharded(checkpoint):
+        return load_model(checkpoint)
+    model = build(load_config(checkpoint))
+    digests = read_json(checkpoint / "state.json", newest=SHARDED)["sha256"]
+    tensors = read_shards(checkpoint, filter(is_shard, digests))
+    weights = {name: tensor for name, tensor in tensors.items() if "/" not in name}
+    load_state(model, weights, checkpoint, assign=True)
+    return model
 
 
 def last_saved(run_folder: Path) -> str:
@@ -177,7 +258,7 @@ def _difference(state: dict[str, Any], config: TrainConfig | None) -> str | None
 def _verified(checkpoint: Path) -> dict[str, Any]:
     """Returns a checkpoint's state.json once it and every file that it names are found undamaged."""
     path = checkpoint / "state.json"
-    state = read_json(path, newest=FORMAT)
+    state = read_json(path, newest=SHARDED)
     wrong = [name for name, is_whole in _WHOLE.items() if not is_whole(state.get(name))]
     if wrong or checkpoint.name != f"step-{state['step']:08d}":
         raise CheckpointError(
@@ -185,7 +266,8 @@ def _verified(checkpoint: Path) -> dict[str, Any]:
             expected="the step in the folder's name, and a checksum for each file",
             do="copy it again if you have it elsewhere",
         )
-    for name in FILES:
+    names = FILES if state["format"] == WHOLE else ("config.json", *filter(is_shard, state["sha256"]))
+    for name in names:
         file = checkpoint / name
         if not file.is_file() or sha256(file) != state["sha256"].get(name):
             raise CheckpointError(

@@ -17,7 +17,7 @@ from attention_residuals.data.batches import UNSCORED
 from attention_residuals.models import LanguageModel
 from attention_residuals.train.config import Precision
 
-__all__ = ["Evaluation", "document_mask", "evaluate", "total_nats"]
+__all__ = ["Evaluation", "document_mask", "evaluate", "measure", "total_nats"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +77,48 @@ def evaluate(
         >>> found.num_tokens, round(found.bits_per_byte, 1)
         (99, 8.0)
     """
-    device = next(model.parameters()).device
+
+    def nats(batch: Batch) -> float:
+        return total_nats(model, batch, precision=precision, cross_documents=cross_documents).item()
+
+    return measure(
+        nats,
+        tokens,
+        bytes_per_token=bytes_per_token,
+        sequence_length=sequence_length,
+        batch_size=batch_size,
+        max_batches=max_batches,
+        device=next(model.parameters()).device,
+        end_of_text=end_of_text,
+        scored=scored,
+    )
+
+
+def measure(
+    nats_of: Callable[[Batch], float],
+    tokens: npt.NDArray[np.integer[Any]],
+    *,
+    bytes_per_token: npt.NDArray[np.int64],
+    sequence_length: int,
+    batch_size: int,
+    max_batches: int | None,
+    device: torch.device | str | None,
+    end_of_text: int,
+    scored: npt.NDArray[np.bool_] | None,
+) -> Evaluation:
+    """Does what ``evaluate`` does, with whatever computes the summed nats of a batch.
+
+    Args:
+        nats_of: Returns the summed cross-entropy of a batch's targets that are scored.
+        tokens: As for ``evaluate``.
+        bytes_per_token: As for ``evaluate``.
+        sequence_length: As for ``evaluate``.
+        batch_size: As for ``evaluate``.
+        max_batches: As for ``evaluate``.
+        device: Where the batches go.
+        end_of_text: As for ``evaluate``.
+        scored: As for ``evaluate``.
+    """
     windows = sequential(
         tokens,
         sequence_length=sequence_length,
@@ -88,7 +129,7 @@ def evaluate(
     )
     nats, num_tokens, num_bytes = 0.0, 0, 0
     for batch in islice(windows, max_batches):
-        nats += total_nats(model, batch, precision=precision, cross_documents=cross_documents).item()
+        nats += nats_of(batch)
         num_tokens += batch.num_scored
         num_bytes += int(bytes_per_token[batch.scored_ids].sum())
     return Evaluation(

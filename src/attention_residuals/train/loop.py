@@ -7,9 +7,10 @@ from pathlib import Path
 from attention_residuals.data import Corpus
 from attention_residuals.errors import ConfigError
 from attention_residuals.models import LanguageModel
-from attention_residuals.train.checkpoint import newest_checkpoint, restore
+from attention_residuals.train.checkpoint import checkpoints, newest_checkpoint
 from attention_residuals.train.config import Saving, TrainConfig
-from attention_residuals.train.metrics import NO_ROWS, Metrics
+from attention_residuals.train.execution import Executes, InProcess
+from attention_residuals.train.metrics import NO_ROWS, Metrics, Rows
 from attention_residuals.train.progress import Reporter
 from attention_residuals.train.run_folder import check_folder, claim, identity, record_start
 from attention_residuals.train.signals import StopSignals
@@ -50,6 +51,7 @@ def train(
     monitor: Monitor | None = None,
     device: str = "cpu",
     start: Path | str | None = None,
+    executes: Executes = InProcess,
 ) -> Result:
     r"""Trains a model, or goes on where the same command stopped.
 
@@ -69,6 +71,8 @@ def train(
         device: Where to train, such as ``"cuda"``.
         start: The folder of a saved model of the same config, whose weights the run begins with; needed
             again to resume, and drawn at random by default.
+        executes: Who computes the passes: this process alone, or it as one of several ranks, each of which
+            calls this function with the same arguments (``parallel.launch`` makes it).
 
     Returns:
         How it ended; a finished run returns its result without training.
@@ -97,26 +101,40 @@ def train(
     saving, folder = saving or Saving(), Path(folder)
     _check_vocabulary(config, corpus)
     begin = None if start is None else Path(start)
-    trainer = Trainer(config, corpus, folder, device, begin)
+    trainer = Trainer(config, corpus, folder, device, begin, executes)
+    ranks = trainer.execution
     ours = identity(config, corpus, begin)
-    check_folder(folder, ours)
+    ranks.agree(ours)
+    if ranks.is_lead:
+        check_folder(folder, ours)
     corpus.verify()
-    with Metrics(folder) as metrics, Reporter(num_steps=config.num_steps, shown=progress) as reporter:
-        claim(folder, ours)
-        checkpoint = newest_checkpoint(folder, config)
+    shown = progress and ranks.is_lead
+    with (
+        Metrics(folder) if ranks.is_lead else Rows(folder) as metrics,
+        Reporter(num_steps=config.num_steps, shown=shown) as reporter,
+    ):
+        if ranks.is_lead:
+            claim(folder, ours)
+            newest_checkpoint(folder, config)  # verifies it; the other ranks wait for that
+        ranks.any(False)
         step, extent = 0, NO_ROWS
-        if checkpoint is not None:
-            step, extent = restore(checkpoint, trainer.model, trainer.optimizer)
+        for checkpoint in checkpoints(folder)[-1:]:
+            step, extent = ranks.restore(checkpoint, trainer.optimizer)
         metrics.cut(extent)
         if step == config.num_steps:
             reporter.note(f"{folder} is finished: all {step} steps are done")
             return _result(folder, step, config, metrics)
-        changed = record_start(folder, corpus, step=step, seed=config.seed, device=device)
+        changed = []
+        if ranks.is_lead:
+            changed = record_start(
+                folder, corpus, step=step, seed=config.seed, device=device, ranks=ranks.describe()
+            )
         reporter.begin(step)
         if changed:
             reporter.note(f"the last bits may differ, since the run began with {'; '.join(changed)}")
         with deterministic(device), StopSignals() as stop:
             step = _run(trainer, step, saving, metrics, reporter, monitor, stop)
+            ranks.settle()
         result = _result(folder, step, config, metrics)
         if result.interrupted:
             reporter.note(f"stopped and saved at step {step}; the same command goes on")
@@ -127,7 +145,7 @@ def _run(
     trainer: Trainer,
     start: int,
     saving: Saving,
-    metrics: Metrics,
+    metrics: Rows,
     reporter: Reporter,
     monitor: Monitor | None,
     stop: StopSignals,
@@ -152,7 +170,7 @@ def _run(
             found = trainer.evaluate(step, saving.evaluate_batches)
             numbers = {"loss": found.loss, "bits_per_byte": found.bits_per_byte}
             metrics.append({"split": "valid", "step": step, "tokens": tokens, **numbers})
-        stopping = stop.requested
+        stopping = trainer.execution.any(stop.requested)
         if is_last or stopping or step % saving.every == 0:
             # Before the checkpoint, so that no checkpoint is ever ahead of its rows.
             extent = metrics.sync()
@@ -162,7 +180,7 @@ def _run(
     return num_steps
 
 
-def _result(folder: Path, step: int, config: TrainConfig, metrics: Metrics) -> Result:
+def _result(folder: Path, step: int, config: TrainConfig, metrics: Rows) -> Result:
     return Result(
         folder=folder,
         step=step,

@@ -14,7 +14,7 @@ from attention_residuals.errors import CheckpointError
 if sys.platform != "win32":
     import fcntl
 
-__all__ = ["NO_ROWS", "Extent", "Metrics", "Row", "read_rows"]
+__all__ = ["NO_ROWS", "Extent", "Metrics", "Row", "Rows", "read_rows"]
 
 Row = dict[str, Any]
 
@@ -35,7 +35,42 @@ class Extent(NamedTuple):
 NO_ROWS = Extent(bytes=0, sha256=hashlib.sha256().hexdigest())
 
 
-class Metrics:
+class Rows:
+    """The rows of a run as a process keeps them that does not write them: another rank does.
+
+    Args:
+        folder: Of the run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "metrics.jsonl"
+        self.rows: list[Row] = []
+
+    def __enter__(self) -> "Rows":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Has nothing to close."""
+
+    def cut(self, extent: Extent) -> None:
+        """Takes the rows that a checkpoint knew; whoever writes them checks that they are as they were."""
+        content = self.path.read_bytes() if self.path.exists() else b""
+        self.rows = _parse(self.path, content[: extent.bytes])
+
+    def append(self, row: Row) -> None:
+        """Adds a row."""
+        self.rows.append(row)
+
+    def last(self, split: str, what: str) -> float | None:
+        """Returns a number of the last row of a split, or None where there is no such row."""
+        return next((row[what] for row in reversed(self.rows) if row["split"] == split), None)
+
+    def sync(self) -> Extent:
+        """Has nothing to make safe."""
+        return NO_ROWS
+
+
+class Metrics(Rows):
     """The rows of metrics.jsonl, open for this process alone.
 
     As soon as no other process can be writing, what a killed one left half-written is cleared away.
@@ -48,8 +83,7 @@ class Metrics:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.path = folder / "metrics.jsonl"
-        self.rows: list[Row] = []
+        super().__init__(folder)
         self._num_bytes, self._digest = 0, hashlib.sha256()
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -108,13 +142,9 @@ class Metrics:
                 raise OSError("only a part of the row went through")
         except OSError as error:
             raise unwritable(self.path, error) from error
-        self.rows.append(row)
+        super().append(row)
         self._num_bytes += len(line)
         self._digest.update(line)
-
-    def last(self, split: str, what: str) -> float | None:
-        """Returns a number of the last row of a split, or None where there is no such row."""
-        return next((row[what] for row in reversed(self.rows) if row["split"] == split), None)
 
     def sync(self) -> Extent:
         """Makes the rows outlast a power cut, which they must before the checkpoint of their step does.

@@ -1,7 +1,7 @@
 """Optimizers: which parameter is stepped how, and their state as named tensors."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from attention_residuals.errors import CheckpointError, ConfigError
 from attention_residuals.train.muon import StackedMuon
 
-__all__ = ["AdamW", "Muon", "Optimizer", "kind_of"]
+__all__ = ["AdamW", "Muon", "Optimizer", "by_layout", "kind_of", "local"]
 
 TABLES = {
     "embedding",
@@ -126,34 +126,40 @@ class Optimizer:
     """Steps every parameter of a model that requires a gradient.
 
     Args:
-        model: A decoder.
+        named: The parameters by name, as a decoder's ``named_parameters`` gives them.
         config: AdamW or Muon.
+        muon: What steps matrices; where they are spread over ranks it has to put them together.
 
     Example:
         >>> from attention_residuals.models import Decoder, presets
         >>> model = Decoder(presets.scaled(2, vocab_size=300))
-        >>> optimizer = Optimizer(model, AdamW())
+        >>> optimizer = Optimizer(model.named_parameters(), AdamW())
         >>> model(torch.tensor([[5, 6]])).sum().backward()
         >>> optimizer.step(1e-3)
         >>> [name for name in optimizer.tensors() if name.endswith("/norm.gain")]
         ['step/norm.gain', 'exp_avg/norm.gain', 'exp_avg_sq/norm.gain']
     """
 
-    def __init__(self, model: nn.Module, config: AdamW | Muon) -> None:
-        self.named = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    def __init__(
+        self,
+        named: Iterable[tuple[str, nn.Parameter]],
+        config: AdamW | Muon,
+        muon: type[torch.optim.Muon] = torch.optim.Muon,
+    ) -> None:
+        self.named = {name: value for name, value in named if value.requires_grad}
         kinds: dict[str, list[Tensor]] = {"matrix": [], "stack": [], "table": [], "vector": []}
         for name, parameter in self.named.items():
             kinds[kind_of(name, parameter)].append(parameter)
         self.parts: list[torch.optim.Optimizer] = []
         if isinstance(config, Muon) and kinds["matrix"]:
-            muon = torch.optim.Muon(
+            matrices = muon(
                 kinds.pop("matrix"),
                 lr=config.learning_rate,
                 weight_decay=config.weight_decay,
                 momentum=config.momentum,
                 adjust_lr_fn="match_rms_adamw",
             )
-            self.parts.append(muon)
+            self.parts.append(matrices)
         if isinstance(config, Muon) and kinds["stack"]:
             fused = {id(value) for name, value in self.named.items() if name.endswith(FUSED)}
             stacks = [
@@ -163,8 +169,8 @@ class Optimizer:
             self.parts.append(StackedMuon(stacks, lr=rate, weight_decay=decay, momentum=config.momentum))
         groups: list[dict[str, Any]] = [
             {"params": parameters, "weight_decay": 0.0 if kind == "vector" else config.weight_decay}
-            for kind, parameters in kinds.items()
-            if parameters
+            for kind, alike in kinds.items()
+            for parameters in by_layout(alike)
         ]
         betas = (config.beta1, config.beta2)
         adamw = torch.optim.AdamW(groups, lr=config.learning_rate, betas=betas, eps=config.eps, fused=True)
@@ -214,6 +220,27 @@ class Optimizer:
         for part in self.parts:
             for group in part.param_groups:
                 yield from ((part, names[id(parameter)]) for parameter in group["params"])
+
+
+def by_layout(parameters: Iterable[Tensor]) -> list[list[Tensor]]:
+    """Groups parameters that lie on the same ranks in the same way, since one operation cannot take others.
+
+    Example:
+        >>> [len(alike) for alike in by_layout([torch.zeros(1), torch.zeros(2)])]
+        [2]
+    """
+    groups: dict[Any, list[Tensor]] = {}
+    for parameter in parameters:
+        # Asked for by name: only a DTensor has them, and importing that class takes seconds.
+        mesh, placements = (getattr(parameter, name, None) for name in ("device_mesh", "placements"))
+        groups.setdefault((mesh, placements), []).append(parameter)
+    return list(groups.values())
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Returns what lies in this process of a tensor that may be spread over ranks."""
+    own: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return own
 
 
 def _check(config: AdamW | Muon, *decays: str) -> None:

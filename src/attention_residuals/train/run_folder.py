@@ -22,6 +22,9 @@ FORMAT = 1
 
 DECIDES_BITS = ("torch", "device", "cpu_capability", "threads")
 
+RANKS = "parallel"
+"""How many processes train together, and how; only of runs of several."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
@@ -116,8 +119,10 @@ def claim(folder: Path, ours: dict[str, Any]) -> None:
             raise unwritable(path, error) from error
 
 
-def record_start(folder: Path, corpus: Corpus, *, step: int, seed: int, device: str) -> list[str]:
-    """Adds what this process runs on to environment.json.
+def record_start(
+    folder: Path, corpus: Corpus, *, step: int, seed: int, device: str, ranks: dict[str, Any]
+) -> list[str]:
+    """Adds what this process runs on to environment.json, and how many others with it.
 
     The tokenizer is copied, so that a run can be read without its corpus.
 
@@ -129,14 +134,18 @@ def record_start(folder: Path, corpus: Corpus, *, step: int, seed: int, device: 
     """
     path = folder / "environment.json"
     starts = _starts(path) if path.exists() else []
-    starts.append({"from_step": step, "seed": seed, "device": device, **describe()})
+    starts.append({"from_step": step, "seed": seed, "device": device, **ranks, **describe()})
     try:
         write_bytes(folder / "tokenizer.json", corpus.tokenizer.to_json().encode())
         write_bytes(path, (json.dumps({"format": FORMAT, "starts": starts}, indent=2) + "\n").encode())
     except OSError as error:
         raise unwritable(path, error) from error
     first, now = starts[0], starts[-1]
-    return [f"{name} {first[name]}, now {now[name]}" for name in DECIDES_BITS if first[name] != now[name]]
+    return [
+        f"{name} {first.get(name)}, now {now.get(name)}"
+        for name in (*DECIDES_BITS, RANKS)
+        if first.get(name) != now.get(name)
+    ]
 
 
 def _starts(path: Path) -> list[dict[str, Any]]:

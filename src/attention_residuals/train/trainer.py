@@ -2,25 +2,25 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
 
-from attention_residuals.data import Batch, Batches, Corpus, bits_per_byte
+from attention_residuals.data import Batches, Corpus, bits_per_byte
 from attention_residuals.errors import NonFiniteError
 from attention_residuals.models import LanguageModel, build
 from attention_residuals.models.weights import load_weights
-from attention_residuals.train.checkpoint import last_saved, save_checkpoint
+from attention_residuals.train.checkpoint import last_saved
 from attention_residuals.train.config import TrainConfig
-from attention_residuals.train.evaluation import Evaluation, evaluate, total_nats
+from attention_residuals.train.evaluation import Evaluation, measure
+from attention_residuals.train.execution import Executes, InProcess
 from attention_residuals.train.metrics import Extent
-from attention_residuals.train.optimizer import Optimizer
+from attention_residuals.train.optimizer import Optimizer, local
 
-__all__ = ["Step", "Trainer", "backward", "deterministic"]
+__all__ = ["Step", "Trainer", "deterministic"]
 
 
 class Step(NamedTuple):
@@ -45,13 +45,20 @@ class Trainer:
         folder: Of the run, where ``save`` writes.
         device: Where to train.
         start: The folder of a saved model with the weights to begin with; drawn at random by default.
+        executes: Who computes the passes: this process alone by default.
 
     Raises:
         DataError: There are too few tokens for one sequence.
     """
 
     def __init__(
-        self, config: TrainConfig, corpus: Corpus, folder: Path, device: str, start: Path | None = None
+        self,
+        config: TrainConfig,
+        corpus: Corpus,
+        folder: Path,
+        device: str,
+        start: Path | None = None,
+        executes: Executes = InProcess,
     ) -> None:
         self.config, self.corpus, self.folder = config, corpus, folder
         self.bytes_per_token = corpus.tokenizer.bytes_per_token
@@ -71,9 +78,10 @@ class Trainer:
             load_weights(model.float(), start)
         if config.optimizer.trains == "residual":
             _freeze_all_but_the_rule(model)
-        self.model = model.to(device)
-        self.forward: Callable[..., Tensor] = torch.compile(self.model) if config.compile else self.model
-        self.optimizer = Optimizer(self.model, config.optimizer)
+        self.execution = executes(model, config, device)
+        self.model = self.execution.model
+        named = self.execution.named_parameters()
+        self.optimizer = Optimizer(named, config.optimizer, muon=self.execution.muon)
 
     def step(self, step: int) -> Step:
         """Makes one optimizer step; 1 is the first.
@@ -82,16 +90,16 @@ class Trainer:
             NonFiniteError: Loss or gradients are not finite; no weight was changed.
         """
         begin = time.perf_counter()
+        self.execution.begin(step)
         batch = self.batches.at(step - 1)
         with self._finite(step):
-            nats = backward(self.forward, batch, self.config)
+            nats = self.execution.backward(batch)
         parameters = self.optimizer.parameters
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        norm = nn.utils.get_total_norm(gradients)
+        norm = self.execution.gradient_norm(parameters)
         if not math.isfinite(nats) or not math.isfinite(norm.item()):
             raise self._broken(step, f"a loss of {nats} nats and a gradient norm of {norm.item()}")
         if self.config.optimizer.clip_norm is not None:
-            nn.utils.clip_grads_with_norm_(parameters, self.config.optimizer.clip_norm, norm)
+            self.execution.clip(parameters, self.config.optimizer.clip_norm, norm)
         learning_rate = self.config.learning_rate(step)
         self.optimizer.step(learning_rate)
         self.model.settle()
@@ -111,15 +119,14 @@ class Trainer:
             NonFiniteError: The loss is not finite.
         """
         with self._finite(step):
-            found = evaluate(
-                self.model,
+            found = measure(
+                self.execution.nats,
                 self.corpus.valid,
                 bytes_per_token=self.bytes_per_token,
                 sequence_length=self.config.sequence_length,
                 batch_size=self.config.sequences_per_pass,
                 max_batches=max_batches,
-                precision=self.config.precision,
-                cross_documents=self.config.cross_documents,
+                device=self.batches.device,
                 end_of_text=self.corpus.tokenizer.end_of_text,
                 scored=self.corpus.valid_scored,
             )
@@ -134,13 +141,14 @@ class Trainer:
             NonFiniteError: A weight is not finite; nothing is written.
             CheckpointError: It cannot be written.
         """
-        for name, parameter in self.model.named_parameters():
-            if not parameter.isfinite().all():
-                raise self._broken(step, f"a weight of {name} that is not finite")
-        save_checkpoint(
+        named = self.execution.named_parameters()
+        broken = [name for name, value in named if not local(value).isfinite().all()]
+        if self.execution.any(bool(broken)):
+            where = broken[0] if broken else "another rank"
+            raise self._broken(step, f"a weight of {where} that is not finite")
+        self.execution.save(
             self.folder,
             step=step,
-            model=self.model,
             optimizer=self.optimizer,
             config=self.config,
             metrics=metrics,
@@ -162,23 +170,6 @@ class Trainer:
             expected=f"finite numbers; the step was not saved, {last_saved(self.folder)}",
             do="the same run would break again: lower learning_rate or clip_norm and name another folder",
         )
-
-
-def backward(model: Callable[..., Tensor], batch: Batch, config: TrainConfig) -> float:
-    """Adds the gradients of a batch's mean loss per scored token, micro-batch by micro-batch.
-
-    Returns:
-        The summed cross-entropy of the batch, nats.
-    """
-    nats, num_tokens = 0.0, max(1, batch.num_scored)
-    parts = zip(*(whole.split(config.sequences_per_pass) for whole in batch), strict=True)
-    for part in parts:
-        micro_nats = total_nats(
-            model, Batch(*part), precision=config.precision, cross_documents=config.cross_documents
-        )
-        (micro_nats / num_tokens).backward()
-        nats += micro_nats.item()
-    return nats
 
 
 def _freeze_all_but_the_rule(model: LanguageModel) -> None:

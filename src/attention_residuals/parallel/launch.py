@@ -1,0 +1,252 @@
+"""The processes of a run that torchrun has started: they find one another, and say who ended it for all."""
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
+
+from attention_residuals.errors import AttentionResidualsError, ConfigError
+from attention_residuals.parallel.config import Parallel
+from attention_residuals.parallel.ranks import RankError
+from attention_residuals.train.config import first_difference
+
+__all__ = ["SECONDS_TO_REPORT", "Ranks", "joined", "launched"]
+
+SECONDS_TO_REPORT = 10.0
+"""How long a rank that was left waiting listens for what the others say about it."""
+
+T = TypeVar("T")
+
+
+class Ranks:
+    """All processes of a run, as this one sees them.
+
+    Args:
+        parallel: How they share the work.
+        device: Of this process: ``"cpu"`` or ``"cuda"``.
+        store: What all of them can write to and read.
+    """
+
+    def __init__(self, parallel: Parallel, device: str, store: dist.Store) -> None:
+        self.parallel, self.device, self.store = parallel, device, store
+        self.rank, self.step = dist.get_rank(), 0
+        self.mesh: DeviceMesh = init_device_mesh(
+            device,
+            (parallel.pipeline, parallel.replicate, parallel.shard, parallel.tensor),
+            mesh_dim_names=("pipeline", "replicate", "shard", "tensor"),
+        )
+        timeout = timedelta(seconds=parallel.timeout_seconds)
+        self.background = dist.new_group(backend="gloo", timeout=timeout)
+        """For what is saved while training goes on."""
+
+    @property
+    def is_lead(self) -> bool:
+        """Tells whether this is the rank that writes files and speaks."""
+        return self.rank == 0
+
+    @property
+    def data_mesh(self) -> DeviceMesh:
+        """Returns the ranks that spread one copy of the weights, and the copies if there are more."""
+        return self.mesh["shard"] if self.parallel.replicate == 1 else self.mesh["replicate", "shard"]
+
+    def place(self, axis: str) -> int:
+        """Returns where on an axis of the mesh this rank is."""
+        return self.mesh.get_local_rank(axis)
+
+    @property
+    def data_place(self) -> int:
+        """Which share of a batch this rank has."""
+        return self.place("replicate") * self.parallel.shard + self.place("shard")
+
+    def sum(self, number: float) -> float:
+        """Adds up a number of each rank."""
+        total = torch.tensor(number, dtype=torch.float64)
+        dist.all_reduce(total)
+        return total.item()
+
+    def begin(self, step: int) -> None:
+        """Notes, for the others too, which step comes next."""
+        self.step = step
+        self.store.set(f"step/{self.rank}", str(step))
+
+    def agree(self, what: dict[str, Any]) -> None:
+        """Refuses ranks that were started to do different things.
+
+        Raises:
+            RankError: They were; every rank raises it.
+        """
+        text = json.dumps(what, sort_keys=True)
+        self.store.set(f"config/{self.rank}", text)
+        if not self.sum(float(text != self._told("config", 0))):
+            return
+        first = json.loads(self._told("config", 0) or "{}")
+        found = (
+            (rank, first_difference(first, json.loads(self._told("config", rank) or "{}")))
+            for rank in range(dist.get_world_size())
+        )
+        rank, difference = next((rank, text) for rank, text in found if text is not None)
+        raise RankError(
+            got=f"ranks that were started differently: {difference} (there: rank 0; here: rank {rank})",
+            expected="the same options and the same data on every rank",
+            do="start all of them with the same command",
+        )
+
+    def lead_first(self, work: Callable[[], T]) -> T:
+        """Lets the lead do something first, such as preparing a corpus that the others then only open."""
+        if self.is_lead:
+            result = work()
+            self.store.set("prepared", "yes")
+            return result
+        while not self.store.check(["prepared"]):
+            if self.store.check(["failed/0"]):
+                raise RankError(
+                    got=f"rank 0 failed: {json.loads(self._told('failed', 0) or '{}').get('what')}",
+                    expected="rank 0 to prepare what all need",
+                    do="read its message",
+                )
+            time.sleep(0.05)
+        return work()
+
+    def explained(self, error: BaseException) -> BaseException:
+        """Tells the others how this rank ended, and finds out whose fault it was if it only waited for them.
+
+        Args:
+            error: What ended this rank.
+
+        Returns:
+            The same error if it began here, else a RankError that names the ranks and their steps.
+        """
+        began_here = not isinstance(error, RankError) and (
+            isinstance(error, AttentionResidualsError) or not isinstance(error, RuntimeError)
+        )
+        try:
+            self._tell("failed", {"step": self.step, "what": _line(error), "began_here": began_here})
+            return error if began_here else self._blame(error)
+        except RuntimeError:  # whoever keeps the store is gone
+            return RankError(
+                got=f"rank {self.rank} was left alone in step {self.step}: {_line(error)}",
+                expected="every rank to finish the step, and the process that keeps the store to live",
+                do=_RESTART,
+            )
+
+    def _blame(self, error: BaseException) -> BaseException:
+        """Listens to the others for a while."""
+        others = [rank for rank in range(dist.get_world_size()) if rank != self.rank]
+        until, heard = time.monotonic() + SECONDS_TO_REPORT, dict[int, dict[str, Any]]()
+        while time.monotonic() < until and len(heard) < len(others):
+            for rank in others:
+                if rank not in heard and self.store.check([f"failed/{rank}"]):
+                    heard[rank] = json.loads(self._told("failed", rank) or "{}")
+            if any(told["began_here"] for told in heard.values()):
+                break
+            time.sleep(0.05)
+        guilty = [rank for rank, told in heard.items() if told["began_here"]]
+        silent = [rank for rank in others if rank not in heard]
+        if guilty:
+            said = [
+                f"rank {rank} failed in step {heard[rank]['step']}: {heard[rank]['what']}" for rank in guilty
+            ]
+        elif silent:
+            said = [
+                f"rank {rank} gives no sign since step {self._told('step', rank) or 0}" for rank in silent
+            ]
+        else:
+            return error
+        return RankError(
+            got=f"{'; '.join(said)} (rank {self.rank} waited for it in step {self.step})",
+            expected="every rank to finish every step",
+            do=_RESTART,
+        )
+
+    def _tell(self, what: str, content: dict[str, Any]) -> None:
+        self.store.set(f"{what}/{self.rank}", json.dumps(content))
+
+    def _told(self, what: str, rank: int) -> str | None:
+        key = f"{what}/{rank}"
+        if what == "config":
+            self.store.wait([key], timedelta(seconds=self.parallel.timeout_seconds))
+        return self.store.get(key).decode() if self.store.check([key]) else None
+
+
+_RESTART = "read what that rank wrote last; the same command goes on from the newest checkpoint"
+
+
+def _line(error: BaseException) -> str:
+    text = error.got if isinstance(error, AttentionResidualsError) else str(error)
+    return f"{type(error).__name__}: {' '.join(text.split())[:500]}"
+
+
+@contextmanager
+def launched(parallel: Parallel, device: str = "cpu") -> Iterator[Ranks]:
+    """Joins the processes that torchrun has started.
+
+    A rank that dies, hangs or fails ends all others with a RankError that names it and its step: at once where
+    connections break, after ``timeout_seconds`` where it hangs, and ``SECONDS_TO_REPORT`` later at most.
+
+    Args:
+        parallel: How they share the work.
+        device: ``"cpu"`` (gloo) or ``"cuda"`` (nccl, one GPU for each process of a machine).
+
+    Raises:
+        ConfigError: The process was not started by torchrun, or not as often as ``parallel`` asks for.
+        RankError: Another rank died, hung or failed.
+    """
+    number = os.environ.get("WORLD_SIZE")
+    if number is None or "RANK" not in os.environ:
+        raise ConfigError(
+            got=f"one process, for {parallel.num_ranks} ranks",
+            expected="processes that torchrun starts",
+            do=f"torchrun --nproc-per-node {parallel.num_ranks} --no-python attnres train ...",
+        )
+    if int(number) != parallel.num_ranks:
+        raise ConfigError(
+            got=f"{number} processes",
+            expected=f"replicate x shard x pipeline x tensor = {parallel.num_ranks}",
+            do=f"torchrun --nproc-per-node {parallel.num_ranks}, or other numbers",
+        )
+    if device == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    store, rank, _ = next(rendezvous("env://", timeout=timedelta(seconds=parallel.timeout_seconds)))
+    with joined(parallel, device, store, rank) as ranks:
+        yield ranks
+
+
+@contextmanager
+def joined(parallel: Parallel, device: str, store: dist.Store, rank: int) -> Iterator[Ranks]:
+    """Does what ``launched`` does, with a store that is there already.
+
+    Args:
+        parallel: How the processes share the work.
+        device: As for ``launched``.
+        store: The same for all processes.
+        rank: Of this process.
+
+    Raises:
+        RankError: Another rank died, hung or failed.
+    """
+    dist.init_process_group(
+        "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl",
+        store=store,
+        rank=rank,
+        world_size=parallel.num_ranks,
+        timeout=timedelta(seconds=parallel.timeout_seconds),
+    )
+    ranks = Ranks(parallel, device, PrefixStore("attnres", store))
+    try:
+        yield ranks
+        ranks.sum(0.0)  # nobody leaves early: one of them may keep the store
+    except BaseException as error:
+        cause = ranks.explained(error)
+        if cause is error:
+            raise
+        raise cause from error
+    dist.destroy_process_group()

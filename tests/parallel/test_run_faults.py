@@ -1,0 +1,157 @@
+"""What goes wrong on one rank ends the run on all, with the rank and the step named, and it goes on from there."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from parallel.run_cases import SAVING, config_of, distance_of_models, make_corpus, on_ranks
+
+from attention_residuals.errors import ConfigError
+from attention_residuals.parallel.config import Parallel
+from attention_residuals.parallel.launch import SECONDS_TO_REPORT, launched
+from attention_residuals.train import load_checkpoint_model, train
+
+SECONDS = 8.0
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return make_corpus(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory, corpus):
+    folder = tmp_path_factory.mktemp("alone") / "run"
+    train(config_of(), corpus, folder, saving=SAVING, progress=False)
+    return load_checkpoint_model(folder)
+
+
+def run(tmp_path, corpus, place="ranks", **case):
+    case = {
+        "what": "training",
+        "parallel": {"shard": 2, "timeout_seconds": SECONDS},
+        "config": {},
+        "folder": str(tmp_path / "run"),
+        **case,
+    }
+    (tmp_path / place).mkdir()
+    return on_ranks(tmp_path / place, corpus, {"one": case})["one"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("fault", "patience"), [("dies", 0.0), ("hangs", SECONDS)])
+def test_a_rank_that_dies_or_hangs_is_named_in_time_and_the_run_goes_on(
+    tmp_path, corpus, alone, fault, patience
+):
+    found = run(tmp_path, corpus, **{"fault": fault, "fault in step": 3})
+    assert "rank 1 gives no sign since step 3" in found[0]["error"]
+    assert "rank 0 waited for it in step" in found[0]["error"]
+    assert found[0]["seconds"] <= patience + SECONDS_TO_REPORT + 10
+    assert [rank["step"] for rank in run(tmp_path, corpus, "again")] == [6, 6]
+    assert distance_of_models(load_checkpoint_model(tmp_path / "run"), alone) <= 1e-5
+
+
+@pytest.mark.slow
+def test_a_rank_that_dies_while_it_saves_leaves_the_checkpoint_before(tmp_path, corpus, alone):
+    found = run(tmp_path, corpus, fault="dies_while_saving")
+    assert found[1] == 9
+    assert "rank 1 gives no sign" in found[0]["error"]
+    left = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert left == [".partial-step-00000004", "step-00000002"]
+    ranks = run(tmp_path, corpus, "again")
+    assert [rank["steps"][0] for rank in ranks] == [3, 3]
+    assert distance_of_models(load_checkpoint_model(tmp_path / "run"), alone) <= 1e-5
+    assert not list((tmp_path / "run").rglob(".partial-*"))
+
+
+@pytest.mark.slow
+def test_a_weight_that_breaks_on_one_rank_stops_all(tmp_path, corpus):
+    found = run(tmp_path, corpus, **{"fault": "breaks_a_weight", "fault in step": 3})
+    for rank in found:
+        assert "NonFiniteError" in rank["error"]
+        assert "at step 4" in rank["error"]
+        assert "step-00000002" in rank["error"]
+
+
+@pytest.mark.slow
+def test_ranks_that_were_started_differently_are_refused(tmp_path, corpus):
+    found = run(tmp_path, corpus, other={"seed": 4})
+    for rank in found:
+        assert "RankError" in rank["error"]
+        assert "train.seed is 3 there and 4 here (there: rank 0; here: rank 1)" in rank["error"]
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_a_bug_on_one_rank_is_told_by_the_others(tmp_path, corpus):
+    found = run(tmp_path, corpus, **{"fault": "fails", "fault in step": 3})
+    assert found[1] == 1
+    assert 'rank 1 failed in step 3: KeyError: "a bug of somebody\'s own"' in found[0]["error"]
+
+
+@pytest.mark.slow
+def test_torchrun_starts_a_killed_run_again_by_itself(tmp_path, corpus, alone):
+    script = Path(__file__).with_name("run_restarted.py")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += ["--max-restarts", "1", str(script), str(corpus.folder), str(tmp_path / "run")]
+    places = [str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, places))
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert sorted(ran.stdout.split("\n")) == ["", "attempt 0 from step 1", "attempt 1 from step 3"], (
+        ran.stdout
+    )
+    assert distance_of_models(load_checkpoint_model(tmp_path / "run"), alone) <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("parallel", "config", "message"),
+    [
+        ({"shard": 3}, {}, "batch_size=8 for replicate x shard = 3 ranks.*batch of 9"),
+        ({"pipeline": 2, "microbatches": 3}, {}, "8 at once, for 3 microbatches"),
+        (
+            {"pipeline": 2, "microbatches": 2},
+            {"batch_size": 12, "micro_batch_size": 4, "num_layers": 1},
+            "1 layers",
+        ),
+        ({"pipeline": 8, "microbatches": 8}, {}, "4 layers for 8 stages"),
+        ({"pipeline": 2, "microbatches": 1}, {}, "1 microbatches for 1F1B"),
+        ({"pipeline": 2, "tensor": 2, "microbatches": 2}, {}, "pipeline together with tensor"),
+        ({"tensor": 4}, {}, "tensor=4 with num_heads=2"),
+        ({"shard": 2}, {"compile": True}, "compile=True"),
+    ],
+)
+def test_a_run_that_does_not_divide_is_refused(parallel, config, message):
+    with pytest.raises(ConfigError, match=f"(?s){message}"):
+        Parallel(**parallel).check(config_of(**config))
+    Parallel().check(config_of(**config))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"shard": 0}, "shard=0"),
+        ({"tensor": True}, "tensor=True"),
+        ({"timeout_seconds": float("inf")}, "timeout_seconds=inf"),
+        ({"schedule": "1F2B"}, "did you mean '1F1B'"),
+    ],
+)
+def test_numbers_of_ranks_out_of_range_are_refused(values, message):
+    with pytest.raises(ConfigError, match=message):
+        Parallel(**values)
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [({}, "one process, for 2 ranks"), ({"RANK": "0", "WORLD_SIZE": "3"}, "3 processes")],
+)
+def test_a_world_of_another_size_is_refused(monkeypatch, environment, message):
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=message), launched(Parallel(shard=2)):
+        pass
