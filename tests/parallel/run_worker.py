@@ -50,6 +50,14 @@ def first_step(ranks, corpus, case):
         apart, length = apart + square, length + wanted[name].square().sum().item()
         worst = max(worst, (square / max(wanted[name].square().sum().item(), 1e-12)) ** 0.5)
     valid = [one.evaluate(1, 3).loss for one in (here, alone)]
+    before = {name: p.detach().clone() for name, p in alone.execution.named_parameters()}
+    for one in (here, alone):
+        one.optimizer.step(config.optimizer.learning_rate)
+    after = dict(alone.execution.named_parameters())
+    stepped, way = 0.0, 0.0
+    for name, parameter in here.execution.named_parameters():
+        stepped += (whole(parameter) - after[name]).square().sum().item()
+        way += (after[name] - before[name]).square().sum().item()
     held = sum(
         p.to_local().numel() if isinstance(p, DTensor) else p.numel() for p in here.optimizer.parameters
     )
@@ -58,6 +66,7 @@ def first_step(ranks, corpus, case):
         "gradients": (apart / length) ** 0.5,
         "worst": worst,
         "norm": abs((norm / whole_norm).item() - 1),
+        "stepped": (stepped / way) ** 0.5,
         "valid": abs(valid[0] / valid[1] - 1),
         "names": names,
         "held": held,

@@ -121,6 +121,7 @@ def test_torchrun_starts_a_killed_run_again_by_itself(tmp_path, corpus, alone):
         ({"pipeline": 2, "microbatches": 1}, {}, "1 microbatches for 1F1B"),
         ({"pipeline": 2, "tensor": 2, "microbatches": 2}, {}, "pipeline together with tensor"),
         ({"tensor": 4}, {}, "tensor=4 with num_heads=2"),
+        ({"pipeline": 2, "shard": 2, "schedule": "ZBVZeroBubble"}, {}, "ZBVZeroBubble together with shard"),
         ({"shard": 2}, {"compile": True}, "compile=True"),
     ],
 )

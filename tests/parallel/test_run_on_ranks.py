@@ -1,6 +1,6 @@
 """Runs on 2 and 4 ranks compute what one process computes, and go on from one another's checkpoints."""
 
-import shutil
+import signal
 
 import pytest
 from parallel.run_cases import SAVING, config_of, distance_of_models, make_corpus, on_ranks, rows_of
@@ -23,8 +23,8 @@ MORE = {
     "copies of split matrices": {"replicate": 2, "tensor": 2},
     "pipelines of shards": {"shard": 2, "pipeline": 2, "microbatches": 2},
     "copies of pipelines": {"replicate": 2, "pipeline": 2, "microbatches": 2},
-    "zero bubble, shards": {
-        "shard": 2, "pipeline": 2, "stages_per_rank": 2, "schedule": "InterleavedZeroBubble", "microbatches": 2
+    "stages in turn, of shards": {
+        "shard": 2, "pipeline": 2, "stages_per_rank": 2, "schedule": "Interleaved1F1B", "microbatches": 2
     },
 }  # fmt: skip
 VARIANTS = {
@@ -32,7 +32,10 @@ VARIANTS = {
     "full, untied, in parts": {"rule": "full", "tied": False, "micro_batch_size": 2},
     "recomputed": {"checkpoint_activations": True, "cross_documents": True},
     "bfloat16": {"precision": "bfloat16"},
+    "muon": {"optimizer": "muon"},
 }
+STEPPED = {"adamw": 1e-3, "muon": 1e-2, "bfloat16": 0.1}
+"""How far apart an optimizer's first step may be, of its length."""
 
 
 def first_steps(ways, variants):
@@ -44,7 +47,7 @@ def first_steps(ways, variants):
 
 
 TWO = first_steps(WAYS, VARIANTS)
-FOUR = first_steps(MORE, ("tied", "full, untied, in parts"))
+FOUR = first_steps(MORE, ("full, untied, in parts", "muon"))
 FEW = first_steps({way: WAYS[way] for way in ("copies", "shards", "pipeline")}, ("tied",))
 
 
@@ -71,6 +74,7 @@ def check(case, ranks):
         assert rank["gradients"] <= (1e-6 if exact else 3e-2)
         assert rank["worst"] <= (1e-4 if exact else 0.3)  # of the parameter that is furthest off
         assert rank["norm"] <= (1e-6 if exact else 1e-2)
+        assert rank["stepped"] <= STEPPED[case["config"].get("optimizer", "adamw") if exact else "bfloat16"]
         assert rank["valid"] <= (1e-6 if exact else 3e-3)
     parallel = case["parallel"]
     if parallel.get("shard", 1) > 1 and parallel.get("pipeline", 1) == 1:
@@ -100,40 +104,36 @@ def trained(folder, way, steps, **config):
     return {
         "what": "training",
         "parallel": way,
-        "config": {**config, "num_steps": 12},
+        "config": config,
         "folder": str(folder),
         "until": steps,
     }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_a_run_goes_on_from_four_ranks_to_two_to_one_and_back(tmp_path, corpus, optimizer):
-    together = tmp_path / "run"
+@pytest.mark.parametrize(("optimizer", "tolerance"), [("adamw", 1e-5), ("muon", 1e-3)])
+def test_a_run_goes_on_from_four_ranks_to_two_to_one_and_back(tmp_path, corpus, optimizer, tolerance):
+    together, alone = tmp_path / "run", tmp_path / "alone"
     first, second, third = (tmp_path / name for name in ("first", "second", "third"))
     for folder in (first, second, third):
         folder.mkdir()
+    options = {"optimizer": optimizer, "num_steps": 26}
     four = {"shard": 2, "pipeline": 2, "microbatches": 2}
-    on_ranks(first, corpus, {"4": trained(together, four, 4, optimizer=optimizer)})
-    on_ranks(second, corpus, {"2": trained(together, {"shard": 2}, 6, optimizer=optimizer)})
-    config = config_of(optimizer=optimizer, num_steps=12)
-    alone = tmp_path / "alone"
-    stopped = stopping(8)
-    train(config, corpus, together, saving=SAVING, progress=False, monitor=stopped)
-    (last,) = on_ranks(third, corpus, {"4": trained(together, four, 12, optimizer=optimizer)}).values()
-    assert [rank["step"] for rank in last] == [12] * 4
+    on_ranks(first, corpus, {"4": trained(together, four, 20, **options)})
+    on_ranks(second, corpus, {"2": trained(together, {"shard": 2}, 22, **options)})
+    config = config_of(**options)
+    train(config, corpus, together, saving=SAVING, progress=False, monitor=stopping(24))
+    (last,) = on_ranks(third, corpus, {"4": trained(together, four, 26, **options)}).values()
+    assert [(rank["steps"], rank["step"]) for rank in last] == [([25, 26], 26)] * 4
     train(config, corpus, alone, saving=SAVING, progress=False)
-    assert distance_of_models(load_checkpoint_model(together), load_checkpoint_model(alone)) <= 1e-5
-    assert [row["step"] for row in rows_of(together)] == list(range(1, 13))
+    assert distance_of_models(load_checkpoint_model(together), load_checkpoint_model(alone)) <= tolerance
+    assert [row["step"] for row in rows_of(together)] == list(range(1, 27))
     for ours, theirs in zip(rows_of(together), rows_of(alone), strict=True):
-        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
-        assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-3)
-    shutil.rmtree(together)
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=10 * tolerance)
+        assert ours["learning_rate"] == theirs["learning_rate"]
 
 
 def stopping(at):
-    import signal
-
     def monitor(step, model):
         if step == at:
             signal.raise_signal(signal.SIGTERM)

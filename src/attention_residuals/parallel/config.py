@@ -117,6 +117,11 @@ class Parallel:
     def _check_pipeline(self, config: TrainConfig) -> None:
         if self.tensor > 1:
             raise _refused("pipeline together with tensor", "use shard together with either of them")
+        if self.num_data > 1 and schedule_named(self.schedule).splits_backward:
+            # Under FSDP2 of PyTorch 2.13, the split backward of a stage loses gradients without a word.
+            raise _refused(
+                f"{self.schedule} together with shard or replicate", "use 1F1B, Interleaved1F1B or LoopedBFS"
+            )
         even_layers(config.model.num_layers, self.pipeline * self.stages_per_rank)
         schedule_named(self.schedule).check(self.stages_per_rank, self.pipeline, self.microbatches)
         share, size = config.batch_size // self.num_data, self.per_pass(config)

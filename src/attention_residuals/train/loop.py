@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from attention_residuals.configs import encode
 from attention_residuals.data import Corpus
 from attention_residuals.errors import ConfigError
 from attention_residuals.models import LanguageModel
@@ -104,7 +105,7 @@ def train(
     trainer = Trainer(config, corpus, folder, device, begin, executes)
     ranks = trainer.execution
     ours = identity(config, corpus, begin)
-    ranks.agree(ours)
+    ranks.agree({**ours, "saving": encode(saving)})
     if ranks.is_lead:
         check_folder(folder, ours)
     corpus.verify()

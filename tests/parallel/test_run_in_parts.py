@@ -1,0 +1,131 @@
+"""Checkpoints in parts, written and read by one rank: no other processes."""
+
+import sys
+
+import pytest
+import torch
+import torch.distributed as dist
+from closeness import assert_close
+from parallel.run_cases import SAVING, config_of, distance_of_models, make_corpus
+from safetensors.torch import save_file
+
+from attention_residuals.cli import main
+from attention_residuals.errors import CheckpointError
+from attention_residuals.models import load_model
+from attention_residuals.parallel.config import Parallel
+from attention_residuals.parallel.launch import joined
+from attention_residuals.parallel.muon import GatheringMuon
+from attention_residuals.parallel.training import executes
+from attention_residuals.train import load_checkpoint_model, newest_checkpoint, train
+from attention_residuals.train.shards import read_shards
+
+PART = "shard-00001-model-00001-of-00001.safetensors"
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return make_corpus(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture
+def in_parts(tmp_path, monkeypatch, corpus):
+    """Trains a run in parts, or goes on."""
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # PyTorch puts its own in front for each group
+    number = iter(range(9))
+
+    def run(monitor=None):
+        store = dist.FileStore(str(tmp_path / f"store-{next(number)}"), 1)
+        with joined(Parallel(), "cpu", store, 0) as ranks:
+            return train(
+                config_of(num_steps=4),
+                corpus,
+                tmp_path / "all" / "run",
+                saving=SAVING,
+                progress=False,
+                executes=executes(ranks),
+                monitor=monitor,
+            )
+
+    return run
+
+
+class Killed(BaseException):
+    """Ends the run at once."""
+
+
+def killed_after(step):
+    def monitor(now, model):
+        if now == step:
+            raise Killed
+
+    return monitor
+
+
+def test_a_run_in_parts_is_read_and_continued_by_one_process_and_back(tmp_path, corpus, in_parts):
+    together = tmp_path / "all" / "run"
+    with pytest.raises(Killed):
+        in_parts(killed_after(3))
+    dist.destroy_process_group()
+    assert sorted(path.name for path in (together / "checkpoints").iterdir()) == ["step-00000002"]
+    config = config_of(num_steps=4)
+    with pytest.raises(Killed):
+        train(config, corpus, together, saving=SAVING, progress=False, monitor=killed_after(3))
+    assert in_parts().step == 4
+    train(config, corpus, tmp_path / "alone", saving=SAVING, progress=False)
+    one, other = load_checkpoint_model(together), load_checkpoint_model(tmp_path / "alone")
+    assert distance_of_models(one, other) <= 1e-6
+    assert train(config, corpus, together, progress=False).step == 4  # nothing is left to do
+
+
+def test_a_run_in_parts_is_exported_as_one_model(tmp_path, in_parts, capsys):
+    in_parts()
+    assert main(["export", str(tmp_path / "all"), str(tmp_path / "out")]) == 0
+    assert "model.safetensors" in capsys.readouterr().out
+    exported, own = load_model(tmp_path / "out"), load_checkpoint_model(tmp_path / "all")
+    assert distance_of_models(exported, own) == 0
+    assert main(["export", str(tmp_path / "all"), str(tmp_path / "out")]) == 1
+    assert main(["train", str(tmp_path / "more"), "--start", str(tmp_path / "all")]) == 2
+    assert "attnres export" in capsys.readouterr().err
+
+
+def test_a_damaged_part_is_noticed_and_the_checkpoint_before_is_named(tmp_path, in_parts):
+    in_parts()
+    old, new = sorted((tmp_path / "all" / "run" / "checkpoints").iterdir())
+    whole = (new / PART).read_bytes()
+    (new / PART).write_bytes(whole[:-1])
+    with pytest.raises(CheckpointError, match=f"(?s){PART}, which is truncated.*{old.name}"):
+        newest_checkpoint(tmp_path / "all" / "run")
+    (new / PART).unlink()
+    with pytest.raises(CheckpointError, match=f"(?s){PART}, which is missing.*{old.name}"):
+        newest_checkpoint(tmp_path / "all" / "run")
+
+
+def test_parts_that_do_not_make_a_whole_are_refused(tmp_path):
+    def part(number, first, size):
+        name = f"shard-{number:05d}-model-00001-of-00001.safetensors"
+        offsets = f'{{"a": {{"saved_offsets": [{first}]}}}}'
+        save_file({"a": torch.arange(first, first + size)}, tmp_path / name, {"DCP_SHARDING_INFO": offsets})
+        return name
+
+    names = [part(1, 0, 3), part(2, 3, 2), part(3, 5, 4)]
+    assert read_shards(tmp_path, names)["a"].tolist() == list(range(9))
+    with pytest.raises(CheckpointError, match=r"only some parts of a"):
+        read_shards(tmp_path, names[::2])
+    save_file({"a": torch.zeros(3)}, tmp_path / names[1])
+    with pytest.raises(CheckpointError, match=names[1]):
+        read_shards(tmp_path, names)
+
+
+def test_muon_of_whole_matrices_is_pytorchs_own():
+    start, gradients = torch.randn(6, 4), torch.randn(3, 6, 4)
+    found = []
+    for kind in (GatheringMuon, torch.optim.Muon):
+        weight = torch.nn.Parameter(start.clone())
+        muon = kind([weight], lr=0.1, weight_decay=0.1, momentum=0.9, adjust_lr_fn="match_rms_adamw")
+        for gradient in gradients:
+            weight.grad = gradient.clone()
+            muon.step()
+        found.append((weight.detach(), muon.state[weight]["momentum_buffer"]))
+    (ours, momentum), (theirs, expected) = found
+    assert_close(ours, theirs)
+    assert torch.equal(momentum, expected)
