@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 
 import torch
-from parallel.pipeline_cases import RULES, run_ranks
+from parallel.pipeline_cases import RULES
+from parallel.run_processes import run_ranks
 
 from attention_residuals.data import TextFiles, prepare
 from attention_residuals.models import DecoderConfig
@@ -47,11 +48,11 @@ def make_corpus(folder):
     return prepare(source, folder / "corpus", vocab_size=300, valid_fraction=0.2)
 
 
-def on_ranks(folder, corpus, cases, num_ranks=None, worker="run_worker.py"):
+def on_ranks(folder, corpus, cases):
     """Runs cases one after the other on as many ranks as each needs; returns what each rank found, by case."""
     sizes = {name: _size(case["parallel"]) for name, case in cases.items()}
     task = {"corpus": str(corpus.folder), "cases": cases}
-    found = run_ranks(folder, num_ranks or max(sizes.values()), task, worker)
+    found = run_ranks(folder, max(sizes.values()), task)
     return {
         name: [rank[name] if isinstance(rank, dict) else rank for rank in found[: sizes[name]]]
         for name in cases

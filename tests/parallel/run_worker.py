@@ -9,9 +9,9 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from parallel.pipeline_cases import fork_ranks
 from parallel.run_cases import SAVING, config_of
 from parallel.run_faults import FAULTS, nothing
+from parallel.run_processes import fork_ranks
 from torch.distributed.tensor import DTensor
 
 from attention_residuals.data import Corpus

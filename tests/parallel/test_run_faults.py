@@ -96,9 +96,8 @@ def test_torchrun_starts_a_killed_run_again_by_itself(tmp_path, corpus, alone):
     script = Path(__file__).with_name("run_restarted.py")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command += ["--max-restarts", "1", str(script), str(corpus.folder), str(tmp_path / "run")]
-    places = [str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, places))
+    environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent.parent), *sys.path])
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert ran.returncode == 0, ran.stderr
     assert sorted(ran.stdout.split("\n")) == ["", "attempt 0 from step 1", "attempt 1 from step 3"], (
