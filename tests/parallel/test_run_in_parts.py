@@ -1,6 +1,7 @@
 """Checkpoints in parts, written and read by one rank: no other processes."""
 
 import sys
+import time
 
 import pytest
 import torch
@@ -53,9 +54,11 @@ class Killed(BaseException):
     """Ends the run at once."""
 
 
-def killed_after(step):
+def killed_after(step, saved=None):
     def monitor(now, model):
         if now == step:
+            while saved is not None and not saved.exists():  # it is written in the background
+                time.sleep(0.01)
             raise Killed
 
     return monitor
@@ -64,7 +67,7 @@ def killed_after(step):
 def test_a_run_in_parts_is_read_and_continued_by_one_process_and_back(tmp_path, corpus, in_parts):
     together = tmp_path / "all" / "run"
     with pytest.raises(Killed):
-        in_parts(killed_after(3))
+        in_parts(killed_after(3, saved=together / "checkpoints" / "step-00000002"))
     dist.destroy_process_group()
     assert sorted(path.name for path in (together / "checkpoints").iterdir()) == ["step-00000002"]
     config = config_of(num_steps=4)

@@ -164,6 +164,7 @@ class Trainer:
             raise self._broken(step, error.got) from error
 
     def _broken(self, step: int, what: str) -> NonFiniteError:
+        self.execution.settle()  # so that what is being written counts as saved
         rate = self.config.learning_rate(step)
         return NonFiniteError(
             got=f"{what}, at step {step} with learning rate {rate:.3g}",
