@@ -30,6 +30,7 @@ MORE = {
 VARIANTS = {
     "tied": {},
     "full, untied, in parts": {"rule": "full", "tied": False, "micro_batch_size": 2},
+    "in parts": {"micro_batch_size": 2},
     "recomputed": {"checkpoint_activations": True, "cross_documents": True},
     "bfloat16": {"precision": "bfloat16"},
     "muon": {"optimizer": "muon"},
@@ -46,7 +47,16 @@ def first_steps(ways, variants):
     }
 
 
-TWO = first_steps(WAYS, VARIANTS)
+TWO = first_steps(WAYS, [variant for variant in VARIANTS if variant != "in parts"])
+TWO |= {
+    f"{way}, scored": {
+        "what": "first step",
+        "parallel": WAYS[way],
+        "config": VARIANTS["in parts"],
+        "scored": 30,
+    }
+    for way in ("copies", "shards", "pipeline")
+}
 FOUR = first_steps(MORE, ("full, untied, in parts", "muon"))
 FEW = first_steps({way: WAYS[way] for way in ("copies", "shards", "pipeline")}, ("tied",))
 

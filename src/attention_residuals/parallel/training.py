@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from attention_residuals.configs import encode
 from attention_residuals.data import Batch
+from attention_residuals.data.batches import UNSCORED
 from attention_residuals.models import Decoder, LanguageModel
 from attention_residuals.parallel.launch import Ranks
 from attention_residuals.parallel.muon import GatheringMuon
@@ -174,7 +175,7 @@ class Spread(OnRanks):
 
     def backward(self, batch: Batch) -> float:
         """Runs this rank's share; gradients are added up over all shares."""
-        nats, num_tokens, parts = 0.0, batch.targets_BT.numel(), self.parts(batch)
+        nats, num_tokens, parts = 0.0, max(1, batch.num_scored), self.parts(batch)
         # DDP averages over its copies, and what is wanted is the sum.
         scale = num_tokens / (1 if self.copies is None else self.ranks.parallel.num_data)
         for part in parts:
@@ -221,6 +222,7 @@ class Staged(OnRanks):
             even_layers(model.config.num_layers, parallel.pipeline * parallel.stages_per_rank),
             num_microbatches=parallel.microbatches,
             schedule=parallel.schedule,
+            loss=_summed,
             group=self.group,
             device=device,
         )
@@ -239,14 +241,17 @@ class Staged(OnRanks):
 
     def backward(self, batch: Batch) -> float:
         """Sends this pipeline's share through it, as many sequences at once as ``per_pass`` says."""
-        nats, num_tokens = 0.0, batch.targets_BT.numel()
+        nats, size = 0.0, self.ranks.parallel.microbatches
         for part in self.parts(batch):
-            size = part.targets_BT.numel()
             with self._autocast():
-                loss = self.pipeline.step(
-                    part.tokens_BT, part.targets_BT, mask=self._mask(part), share=size / num_tokens
+                # The pipeline takes its loss for a mean over microbatches; what is wanted is the sum.
+                found = self.pipeline.step(
+                    part.tokens_BT,
+                    part.targets_BT,
+                    mask=self._mask(part),
+                    share=size / max(1, batch.num_scored),
                 )
-            nats += loss * size
+            nats += found * size
         return self.ranks.sum(nats if self.ranks.place("pipeline") == 0 else 0.0)
 
     @torch.no_grad()
@@ -266,8 +271,7 @@ class Staged(OnRanks):
             logits = self.pipeline.logits(given.tokens_BT, mask=self._mask(given))
         nats = 0.0
         if logits is not None and number:
-            flat = logits[:number].float().flatten(0, 1)
-            nats = F.cross_entropy(flat, own.targets_BT.flatten(), reduction="sum").item()
+            nats = _summed(logits[:number], own.targets_BT).item()
         return self.ranks.sum(nats)
 
     def gradient_norm(self, parameters: list[Tensor]) -> Tensor:
@@ -286,3 +290,9 @@ class Staged(OnRanks):
     def _autocast(self) -> torch.autocast:
         enabled = self.config.precision == "bfloat16"
         return torch.autocast(self.pipeline.device.type, dtype=torch.bfloat16, enabled=enabled)
+
+
+def _summed(logits: Tensor, targets: Tensor) -> Tensor:
+    """Returns the summed cross-entropy of the targets that are scored, in nats, as ``total_nats`` does."""
+    flat = logits.float().flatten(0, 1)
+    return F.cross_entropy(flat, targets.flatten(), reduction="sum", ignore_index=UNSCORED)
