@@ -40,6 +40,7 @@ def first_step(ranks, corpus, case):
         corpus = replace(corpus, train_scored=next(scored), valid_scored=next(scored))
     alone = Trainer(config, corpus, nowhere, "cpu")
     here = Trainer(config, corpus, nowhere, "cpu", executes=executes(ranks))
+    valid = [one.evaluate(1, 3).loss for one in (here, alone)]
     batch = alone.batches.at(0)
     expected, found = alone.execution.backward(batch), here.execution.backward(batch)
     norm, whole_norm = (one.execution.gradient_norm(one.optimizer.parameters) for one in (here, alone))
@@ -54,7 +55,6 @@ def first_step(ranks, corpus, case):
         square = (gradient - wanted[name]).square().sum().item()
         apart, length = apart + square, length + wanted[name].square().sum().item()
         worst = max(worst, (square / max(wanted[name].square().sum().item(), 1e-12)) ** 0.5)
-    valid = [one.evaluate(1, 3).loss for one in (here, alone)]
     before = {name: p.detach().clone() for name, p in alone.execution.named_parameters()}
     for one in (here, alone):
         one.optimizer.step(config.optimizer.learning_rate)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from parallel.run_cases import SAVING, config_of, distance_of_models, make_corpus, on_ranks
 
+from attention_residuals.cli import main
 from attention_residuals.errors import ConfigError
 from attention_residuals.parallel.config import Parallel
 from attention_residuals.parallel.launch import SECONDS_TO_REPORT, launched
@@ -91,19 +92,45 @@ def test_a_bug_on_one_rank_is_told_by_the_others(tmp_path, corpus):
     assert 'rank 1 failed in step 3: KeyError: "a bug of somebody\'s own"' in found[0]["error"]
 
 
+def torchrun(*words):
+    """Starts two processes by torchrun."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *words]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent.parent), *sys.path])
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    assert ran.returncode == 0, ran.stderr
+    return ran
+
+
 @pytest.mark.slow
 def test_torchrun_starts_a_killed_run_again_by_itself(tmp_path, corpus, alone):
     script = Path(__file__).with_name("run_restarted.py")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += ["--max-restarts", "1", str(script), str(corpus.folder), str(tmp_path / "run")]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent.parent), *sys.path])
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert ran.returncode == 0, ran.stderr
+    ran = torchrun("--max-restarts", "1", str(script), str(corpus.folder), str(tmp_path / "run"))
     first, second = ran.stdout.splitlines()
     assert first == "attempt 0 from step 1"
     assert second in ("attempt 1 from step 3", "attempt 1 from step 5")  # is step 4 saved by then?
     assert distance_of_models(load_checkpoint_model(tmp_path / "run"), alone) <= 1e-5
+
+
+@pytest.mark.slow
+def test_the_command_trains_on_two_ranks_and_its_run_is_like_any_other(tmp_path, capsys):
+    (tmp_path / "tale.txt").write_text("\n\n".join(f"Once {n} ducks met {n % 7} swans." for n in range(200)))
+    words = [
+        "--source",
+        str(tmp_path / "tale.txt"),
+        "--depth",
+        "2",
+        "--vocab-size",
+        "270",
+        "--num-steps",
+        "3",
+    ]
+    words += ["--sequence-length", "16", "--batch-size", "4", "--device", "cpu"]
+    folder = str(tmp_path / "run")
+    ran = torchrun("-m", "attention_residuals.cli", "train", folder, *words, "--parallel.shard", "2")
+    assert ran.stdout.count("3 steps done; the last evaluation: ") == 1
+    assert main(["eval", folder, "--device", "cpu"]) == 0
+    assert "bits per byte on the validation split" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,7 @@ def trained(folder, way, steps, **config):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("optimizer", "tolerance"), [("adamw", 1e-5), ("muon", 1e-3)])
+@pytest.mark.parametrize(("optimizer", "tolerance"), [("adamw", 1e-5), ("muon", 2e-3)])
 def test_a_run_goes_on_from_four_ranks_to_two_to_one_and_back(tmp_path, corpus, optimizer, tolerance):
     together, alone = tmp_path / "run", tmp_path / "alone"
     first, second, third = (tmp_path / name for name in ("first", "second", "third"))
