@@ -18,6 +18,7 @@ from attention_residuals.cli.names import source_of
 from attention_residuals.data import HuggingFaceDataset, Tokenizer
 from attention_residuals.inference import Engine, Piece
 from attention_residuals.trace import Trace
+from attention_residuals.train import Result
 from attention_residuals.version import __version__
 
 
@@ -459,10 +460,8 @@ def test_a_source_on_the_hub_is_named_by_its_prefix():
 def test_a_training_that_a_signal_stopped_ends_with_the_code_of_an_interruption(
     monkeypatch, texts, tmp_path, command
 ):
-    class Stopped:
-        interrupted = True
-
-    monkeypatch.setattr(training, "train", lambda *_, **__: Stopped())
+    stopped = Result(folder=tmp_path, step=1, interrupted=True, loss=None, bits_per_byte=None)
+    monkeypatch.setattr(training, "train", lambda *_, **__: stopped)
     monkeypatch.setattr(training, "run_demo", lambda *_, **__: None)
     arguments = {"train": ["train", str(tmp_path / "run"), *options(texts)], "demo": ["demo"]}
     assert main(arguments[command]) == 130
