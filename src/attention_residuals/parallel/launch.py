@@ -14,9 +14,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from attention_residuals.errors import AttentionResidualsError, ConfigError
+from attention_residuals.errors import AttentionResidualsError, ConfigError, RankError
 from attention_residuals.parallel.config import Parallel
-from attention_residuals.parallel.ranks import RankError
 from attention_residuals.train.config import first_difference
 
 __all__ = ["SECONDS_TO_REPORT", "Ranks", "joined", "launched"]

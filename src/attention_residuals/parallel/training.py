@@ -222,6 +222,7 @@ class Staged(OnRanks):
             even_layers(model.config.num_layers, parallel.pipeline * parallel.stages_per_rank),
             num_microbatches=parallel.microbatches,
             schedule=parallel.schedule,
+            precision=config.precision,
             loss=_summed,
             group=self.group,
             device=device,
@@ -243,14 +244,13 @@ class Staged(OnRanks):
         """Sends this pipeline's share through it, as many sequences at once as ``per_pass`` says."""
         nats, size = 0.0, self.ranks.parallel.microbatches
         for part in self.parts(batch):
-            with self._autocast():
-                # The pipeline takes its loss for a mean over microbatches; what is wanted is the sum.
-                found = self.pipeline.step(
-                    part.tokens_BT,
-                    part.targets_BT,
-                    mask=self._mask(part),
-                    share=size / max(1, batch.num_scored),
-                )
+            # The pipeline takes its loss for a mean over microbatches; what is wanted is the sum.
+            found = self.pipeline.step(
+                part.tokens_BT,
+                part.targets_BT,
+                mask=self._mask(part),
+                share=size / max(1, batch.num_scored),
+            )
             nats += found * size
         return self.ranks.sum(nats if self.ranks.place("pipeline") == 0 else 0.0)
 
@@ -267,8 +267,7 @@ class Staged(OnRanks):
             self.ranks.data_place :: self.ranks.parallel.num_data
         ]
         given = Batch(*(whole[rows.to(whole.device)] for whole in batch))
-        with self._autocast():
-            logits = self.pipeline.logits(given.tokens_BT, mask=self._mask(given))
+        logits = self.pipeline.logits(given.tokens_BT, mask=self._mask(given))
         nats = 0.0
         if logits is not None and number:
             nats = _summed(logits[:number], own.targets_BT).item()
@@ -286,10 +285,6 @@ class Staged(OnRanks):
 
     def _mask(self, batch: Batch) -> Tensor | None:
         return None if self.config.cross_documents else document_mask(batch.documents_BT)
-
-    def _autocast(self) -> torch.autocast:
-        enabled = self.config.precision == "bfloat16"
-        return torch.autocast(self.pipeline.device.type, dtype=torch.bfloat16, enabled=enabled)
 
 
 def _summed(logits: Tensor, targets: Tensor) -> Tensor:
