@@ -46,7 +46,7 @@ def _model(residual: ResidualConfig | None) -> LanguageModel:
 
 
 def _step(model: LanguageModel) -> Callable[[], object]:
-    optimizer = Optimizer(model, AdamW())
+    optimizer = Optimizer(model.named_parameters(), AdamW())
     tokens = torch.randint(VOCABULARY, (BATCH, LENGTH + 1), generator=torch.Generator().manual_seed(0))
 
     def step() -> None:

@@ -17,7 +17,7 @@ from attention_residuals.errors import ConfigError, DataError
 from attention_residuals.models import build, presets
 from attention_residuals.train import TrainConfig
 from attention_residuals.train.evaluation import evaluate
-from attention_residuals.train.trainer import backward
+from attention_residuals.train.execution import backward
 
 TOKENIZER = Tokenizer.train(["low lower lowest snow ☃ élan"] * 9, vocab_size=290)
 

@@ -9,7 +9,7 @@ from run_checks import Killed, stop_after
 from tiny_run import SAVING, train_config
 
 from attention_residuals.cli.main import main
-from attention_residuals.cli.training import TrainOptions
+from attention_residuals.cli.train_options import TrainOptions
 from attention_residuals.errors import ConfigError
 from attention_residuals.layers.residual import AttnRes
 from attention_residuals.models import ConvertedConfig, build, presets
@@ -83,7 +83,7 @@ def test_bfloat16_trains_close_to_float32(corpus, tmp_path):
 
 def test_muon_steps_matrices_and_experts_and_adamw_steps_queries_gains_and_tables():
     model = build(small())
-    optimizer = Optimizer(model, Muon())
+    optimizer = Optimizer(model.named_parameters(), Muon())
     model(torch.randint(300, (2, 9))).square().mean().backward()
     optimizer.step(0.01)
     names = optimizer.tensors()
@@ -133,7 +133,7 @@ def test_a_stack_is_stepped_as_its_matrices_are_by_muon_of_pytorch(shape, rows):
 
 def test_decays_are_not_decayed():
     model = build(small())
-    optimizer = Optimizer(model, AdamW(weight_decay=0.5))
+    optimizer = Optimizer(model.named_parameters(), AdamW(weight_decay=0.5))
     for parameter in optimizer.parameters:
         parameter.data.fill_(1.0)
         parameter.grad = torch.zeros_like(parameter)

@@ -91,13 +91,12 @@ class Parallel:
                 expected="a multiple, so that all have the same share",
                 do=f"use a batch of {-(-config.batch_size // self.num_data) * self.num_data}",
             )
-        inside = self.shard * self.pipeline * self.tensor > 1
-        if inside and not isinstance(config.model, DecoderConfig):
+        if not isinstance(config.model, DecoderConfig):
+            # What its experts were given would have to be counted over all ranks, to balance them.
             raise _refused(
-                "shard, pipeline or tensor with a converted model", "use replicate, or train a Decoder"
+                "several ranks for a model of Transformers", "train it in one process, or a Decoder"
             )
-        if isinstance(config.model, DecoderConfig):
-            self._check_tensor(config.model)
+        self._check_tensor(config.model)
         if self.pipeline > 1:
             self._check_pipeline(config)
 
