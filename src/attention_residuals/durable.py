@@ -1,15 +1,24 @@
-"""Files that outlast a kill or a power cut: written beside their place, made safe, then renamed."""
+"""Files that outlast a kill or a power cut: written beside their place, made safe, then renamed.
+
+And a lock that does not: it ends with the process that holds it, so that no kill leaves anything locked.
+"""
 
 import errno
 import os
 import re
 import secrets
 import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from attention_residuals.errors import CheckpointError
 
-__all__ = ["PARTIAL", "advice", "remove_partials", "sync", "unwritable", "write_bytes", "write_new"]
+if sys.platform != "win32":
+    import fcntl
+
+__all__ = ["PARTIAL", "advice", "locked", "remove_partials", "sync", "unwritable", "write_bytes", "write_new"]
 
 PARTIAL = ".partial-"
 """How the names of half-written files and folders begin."""
@@ -108,3 +117,42 @@ def remove_partials(folder: Path) -> None:
             shutil.rmtree(path)
         else:
             path.unlink()
+
+
+@contextmanager
+def locked(path: Path, *, wait: bool = False) -> Iterator[bool]:
+    """Holds a lock file until the block ends.
+
+    The system lets go of the lock when the process ends, however it ends. The file itself stays. On Windows, where
+    there is no such lock, it is always had: run one queue at a time there.
+
+    Args:
+        path: Of the lock file; is made with its folder.
+        wait: Until whoever holds it lets go; else be told at once.
+
+    Returns:
+        Whether this process holds it now.
+
+    Raises:
+        CheckpointError: The file cannot be made.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "run.lock"
+        >>> with locked(path) as first, locked(path) as second:
+        ...     print(first, second)
+        True False
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("ab")
+    except OSError as error:
+        raise unwritable(path, error) from error
+    with file:
+        try:
+            if sys.platform != "win32":
+                fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield False
+            return
+        yield True

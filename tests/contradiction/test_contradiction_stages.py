@@ -27,6 +27,7 @@ from attention_residuals.contradiction.findings import plain, routing_of
 from attention_residuals.contradiction.models import model_of, run_folder
 from attention_residuals.contradiction.preregistration import Preregistration
 from attention_residuals.contradiction.tables import TABLES, tables
+from attention_residuals.durable import locked
 from attention_residuals.errors import CheckpointError, ConfigError
 from attention_residuals.layers.residual import AttnRes, StandardResidual
 from attention_residuals.train import Saving, load_run
@@ -106,6 +107,16 @@ def test_training_that_was_killed_goes_on(tmp_path, monkeypatch):
     assert calls[5] == 2  # the step that was lost, and none that was saved
     assert len(calls) == 5 + 2 + 3
     assert model_of(SMALL, tmp_path, "standard", 0) is not None
+
+
+def test_calls_at_the_same_time_share_the_models(tmp_path, capfd):
+    few = Saving(every=9, evaluate_every=9, evaluate_batches=1, log_every=1)
+    with locked(tmp_path / "locks" / "full-0.lock"):  # as another call that trains it
+        assert not models.train_models(SMALL, tmp_path, saving=few)
+        assert sorted(one.name for one in (tmp_path / "models").iterdir()) == ["block-0", "standard-0"]
+    assert "another process trains full-0; call again when it is done" in capfd.readouterr().err
+    assert models.train_models(SMALL, tmp_path, progress=False, saving=few)
+    assert model_of(SMALL, tmp_path, "full", 0) is not None
 
 
 def test_a_signal_ends_the_command_and_nothing_else(tmp_path, monkeypatch):

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 from experiments.made_up import cell, small_corpus
 
+from attention_residuals.durable import locked
 from attention_residuals.errors import ConfigError
 from attention_residuals.experiments import Outcome, Results, run_queue
 from attention_residuals.experiments import queue as module
 from attention_residuals.experiments.cell import digest_of
 from attention_residuals.experiments.launchers import OneProcess, TorchRun
-from attention_residuals.experiments.lock import locked
 from attention_residuals.experiments.results import DONE
 
 CELLS = tuple(cell(arm, seed) for seed in range(2) for arm in ("standard", "block"))

@@ -13,12 +13,12 @@ import torch
 from experiments.made_up import cell, small_corpus
 
 from attention_residuals.configs import encode
+from attention_residuals.durable import locked
 from attention_residuals.errors import CheckpointError, NonFiniteError
 from attention_residuals.experiments import Results
 from attention_residuals.experiments import worker as module
 from attention_residuals.experiments.cell import digest_of
 from attention_residuals.experiments.cost import training_flops
-from attention_residuals.experiments.lock import locked
 from attention_residuals.experiments.measures import Dynamics, Removal
 from attention_residuals.experiments.worker import HELD, STOPPED, read_cell, run_folder, work, write_cell
 from attention_residuals.train import Muon, load_checkpoint_model, load_run

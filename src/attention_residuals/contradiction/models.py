@@ -9,6 +9,7 @@ import torch
 from attention_residuals.contradiction.study import ARMS, Study
 from attention_residuals.data import Corpus, prepare
 from attention_residuals.data.synthetic import step_tokenizer
+from attention_residuals.durable import locked
 from attention_residuals.errors import CheckpointError
 from attention_residuals.models import LanguageModel
 from attention_residuals.models.building import build
@@ -39,6 +40,9 @@ def train_models(
 ) -> bool:
     """Trains every arm with every seed, or goes on where an earlier call stopped.
 
+    Calls at the same time share the work: each takes models that no other process trains. So two calls with
+    one thread each use two cores best.
+
     Args:
         study: What to train.
         folder: Receives corpus/ and models/, with one folder for each run.
@@ -47,7 +51,8 @@ def train_models(
         saving: When to save and evaluate; default every 100 and every 250 steps.
 
     Returns:
-        Whether all are trained; False where a signal stopped one, and the same call goes on.
+        Whether all are trained; False where a signal stopped one, or another process still trains some, and
+        the same call goes on.
 
     Raises:
         CheckpointError: A folder holds another run.
@@ -56,19 +61,28 @@ def train_models(
     saving = saving or Saving(every=100, keep=1, evaluate_every=250, evaluate_batches=16, log_every=10)
     runs = [(arm, seed) for seed in study.seeds for arm in ARMS]
     spent: list[float] = []
+    elsewhere: list[str] = []
     for number, (arm, seed) in enumerate(runs):
         place, config = run_folder(folder, arm, seed), study.train_config(arm, seed)
-        newest = newest_checkpoint(place, config) if place.is_dir() else None
-        is_done = newest is not None and newest.name.endswith(f"{config.num_steps:08d}")
-        if progress:
-            left = sum(spent) / len(spent) * (len(runs) - number) if spent else None
-            known = f", about {left / 60:.0f} minutes for the rest" if left is not None else ""
-            print(f"model {number + 1} of {len(runs)}: {arm}, seed {seed}{known}", file=sys.stderr)
-        begin = time.perf_counter()
-        if train(config, corpus, place, saving=saving, progress=progress, device=device).interrupted:
-            return False
-        spent += [] if is_done else [time.perf_counter() - begin]
-    return True
+        with locked(folder / "locks" / f"{place.name}.lock") as is_ours:
+            if not is_ours:
+                elsewhere.append(place.name)
+                continue
+            newest = newest_checkpoint(place, config) if place.is_dir() else None
+            is_done = newest is not None and newest.name.endswith(f"{config.num_steps:08d}")
+            if progress:
+                left = sum(spent) / len(spent) * (len(runs) - number) if spent else None
+                known = f", about {left / 60:.0f} minutes for the rest" if left is not None else ""
+                print(f"model {number + 1} of {len(runs)}: {arm}, seed {seed}{known}", file=sys.stderr)
+            begin = time.perf_counter()
+            if train(config, corpus, place, saving=saving, progress=progress, device=device).interrupted:
+                return False
+            spent += [] if is_done else [time.perf_counter() - begin]
+    if elsewhere and spent:  # while this call trained, others may have got ready
+        return train_models(study, folder, progress=progress, device=device, saving=saving)
+    if elsewhere and progress:
+        print(f"another process trains {', '.join(elsewhere)}; call again when it is done", file=sys.stderr)
+    return not elsewhere
 
 
 def model_of(study: Study, folder: Path, arm: str, seed: int) -> LanguageModel:

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from attention_residuals.durable import unwritable
+from attention_residuals.durable import locked, unwritable
 from attention_residuals.errors import DataError
-from attention_residuals.experiments.lock import locked
 
 __all__ = ["COLUMNS", "DONE", "Key", "Number", "Outcome", "Results", "Table"]
 

@@ -11,11 +11,10 @@ import torch
 
 from attention_residuals.configs import decode, encode
 from attention_residuals.data import Corpus
-from attention_residuals.durable import write_bytes
+from attention_residuals.durable import locked, write_bytes
 from attention_residuals.errors import CheckpointError, NonFiniteError
 from attention_residuals.experiments.cell import Cell, Finished, digest_of
 from attention_residuals.experiments.cost import training_flops
-from attention_residuals.experiments.lock import locked
 from attention_residuals.experiments.measures import MEASURES
 from attention_residuals.experiments.results import DONE, Number, Outcome, Results
 from attention_residuals.models.weights import read_json
