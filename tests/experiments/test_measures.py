@@ -41,11 +41,17 @@ def logits(model, tap=None):
     return model(TOKENS, tap=tap)
 
 
-@pytest.mark.parametrize("rule", RULES, ids=str)
-@pytest.mark.parametrize("left", [1, 2, 3])
+# A block is no longer than the shorter model.
+SHORTER = [
+    (rule, left)
+    for rule in RULES
+    for left in (1, 2, 3)
+    if not isinstance(rule, AttnRes) or rule.sublayers_per_block <= 2 * left
+]
+
+
+@pytest.mark.parametrize(("rule", "left"), SHORTER, ids=str)
 def test_a_model_without_its_last_layers_is_the_shorter_model(rule, left):
-    if isinstance(rule, AttnRes) and rule.sublayers_per_block > 2 * left:
-        pytest.skip("a block is longer than the shorter model")
     whole, short = model_of(rule), model_of(rule, left)
     own = whole.state_dict()
     short.load_state_dict({name: own[name] for name in short.state_dict()})
