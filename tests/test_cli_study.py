@@ -10,7 +10,7 @@ from attention_residuals.cli import study as module
 from attention_residuals.configs import encode
 from attention_residuals.contradiction import Study, run_study
 from attention_residuals.experiments import STUDIES, QueueEnd, Results
-from attention_residuals.experiments.launchers import OneProcess, TorchRun
+from attention_residuals.experiments.launchers import OneProcess
 
 
 def test_a_stage_without_what_it_needs_says_what_to_do(tmp_path, capsys):
@@ -112,7 +112,7 @@ def test_paper_scale_says_what_it_costs_and_waits_for_a_yes(queued, tmp_path, ca
     assert not queued[0]
     assert main([*typed, "--yes", "--corpus", str(tmp_path)]) == 0
     ((_, _, _, options),) = queued[0]
-    assert options["launcher"] == TorchRun(processes=1)
+    assert options["launcher"] == OneProcess(device="cuda")
     assert (options["workers"], options["corpus"]) == (1, tmp_path)
 
 

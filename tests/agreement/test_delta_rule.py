@@ -44,6 +44,13 @@ def assert_same(found, expected, tolerance=None):
         assert distance(one, other) <= (tolerance or 1e-10), name
 
 
+def test_slow_decay_is_not_lost_in_bfloat16():
+    inputs = [tensor.detach().bfloat16() for tensor in drawn(64, decay=0.002)]
+    exact = delta_rule(*[tensor.float() for tensor in inputs[:5]], memory=inputs[5].float())
+    for rule in (delta_rule, chunked_delta_rule):
+        assert distance(rule(*inputs[:5], memory=inputs[5].float()).memory, exact.memory) < 1e-5
+
+
 @pytest.mark.parametrize("decay", [0.01, 1.0, 30.0, 1000.0])
 @pytest.mark.parametrize("length", [1, 2, 3, 63, 64, 65, 130])
 def test_chunks_give_what_the_recurrence_gives(length, decay):

@@ -36,6 +36,15 @@ def test_the_mix_alone_has_the_bits_of_the_whole_reads(dtype, num_sources, rows,
             assert alone.dtype == dtype
 
 
+def test_kernels_work_on_the_cpu_whatever_the_default_device_is():
+    sources, query, gain, norm = problem(rows=(1, 3))
+    with torch.no_grad():
+        mix = depth_mix(sources, query, gain, **norm)
+        with torch.device("meta"):
+            assert torch.equal(depth_mix(sources, query, gain, **norm), mix)
+            assert torch.equal(depth_attention(sources, query, gain, **norm).mix, mix)
+
+
 def test_the_mix_alone_of_sources_out_of_order_is_in_order():
     sources, query, gain, norm = problem()
     turned = [source.transpose(0, 1).contiguous().transpose(0, 1) for source in sources]

@@ -9,6 +9,7 @@ from closeness import assert_close
 from experiments.made_up import VOCABULARY, cell, small_corpus
 
 from attention_residuals.data import Batch, sequential
+from attention_residuals.data.batches import UNSCORED
 from attention_residuals.data.synthetic.binding import BindingItems
 from attention_residuals.errors import ConfigError
 from attention_residuals.experiments import measures as module
@@ -16,7 +17,7 @@ from attention_residuals.experiments.cell import Finished
 from attention_residuals.experiments.measures import Answers, Dynamics, FinalLoss, Removal
 from attention_residuals.experiments.recipes import SMOKE
 from attention_residuals.experiments.removal import Without, loss_without
-from attention_residuals.layers.residual import AttnRes, DenseFormer, StandardResidual
+from attention_residuals.layers.residual import AttnRes, Delta, DenseFormer, SlidingWindow, StandardResidual
 from attention_residuals.models import Decoder, LanguageModel
 from attention_residuals.stats import gradient_magnitude
 from attention_residuals.train import train
@@ -88,10 +89,20 @@ def test_removing_nothing_changes_nothing_and_the_loss_is_that_of_the_logits():
     assert loss_without(model, batch, []) == pytest.approx(expected.item(), rel=1e-6)
 
 
+def test_targets_that_are_not_scored_are_not_in_the_loss():
+    model, targets = model_of(RULES[2]), TOKENS[:, 1:].clone()
+    targets[:, ::2] = UNSCORED
+    batch = Batch(TOKENS[:, :-1], targets, torch.ones_like(targets))
+    logits = model(batch.tokens_BT).float()[:, 1::2].flatten(0, 1)
+    expected = torch.nn.functional.cross_entropy(logits, targets[:, 1::2].flatten())
+    assert loss_without(model, batch, []) == pytest.approx(expected.item(), rel=1e-6)
+
+
 def test_only_rules_for_which_a_missing_layer_has_one_meaning_are_pruned():
     batch = Batch(TOKENS[:, :-1], TOKENS[:, 1:], torch.ones_like(TOKENS[:, 1:]))
-    with pytest.raises(ConfigError, match="DenseFormer"):
-        loss_without(model_of(DenseFormer()), batch, [1])
+    for rule in (DenseFormer(), Delta(sublayers_per_block=2), SlidingWindow(sublayers_per_block=2)):
+        with pytest.raises(ConfigError, match=type(rule).__name__):
+            loss_without(model_of(rule), batch, [1])
     with pytest.raises(ConfigError, match="layers from 0 to 3"):
         loss_without(model_of(RULES[0]), batch, [4])
 
@@ -122,7 +133,8 @@ def test_dynamics_are_measured_at_the_start_and_at_every_point(finished, corpus)
     found = list(measure.numbers(run))
     assert {number.step for number in found} == {0, 2, 4}
     assert len(found) == 3 * 2 * SMOKE.shape.num_layers
-    batch = next(sequential(corpus.valid, sequence_length=48, batch_size=3))
+    scored = corpus.valid_scored
+    batch = next(sequential(corpus.valid, sequence_length=48, batch_size=3, scored=scored))
     untrained = module._untrained(run)
     state = {name: value.clone() for name, value in untrained.state_dict().items()}
     mask = module.document_mask(batch.documents_BT)

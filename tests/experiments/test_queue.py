@@ -18,7 +18,7 @@ from attention_residuals.errors import ConfigError
 from attention_residuals.experiments import Outcome, Results, run_queue
 from attention_residuals.experiments import queue as module
 from attention_residuals.experiments.cell import digest_of
-from attention_residuals.experiments.launchers import OneProcess, TorchRun
+from attention_residuals.experiments.launchers import OneProcess
 from attention_residuals.experiments.results import DONE
 
 CELLS = tuple(cell(arm, seed) for seed in range(2) for arm in ("standard", "block"))
@@ -224,11 +224,9 @@ def test_times_are_told_in_words_that_people_use():
     assert [module._duration(seconds) for seconds in (5.0, 600.0, 36_000.0)] == ["5 s", "10 min", "10.0 h"]
 
 
-def test_launchers_start_the_worker_alone_or_under_torchrun():
+def test_the_worker_is_started_alone():
     assert OneProcess().command() == [sys.executable, "-m", "attention_residuals.experiments.worker"]
-    assert "torch.distributed.run" in TorchRun(processes=2).command()
-    with pytest.raises(ConfigError, match="processes"):
-        TorchRun(processes=0)
+    assert (OneProcess().device, OneProcess(device="cuda").device) == ("cpu", "cuda")
 
 
 def test_a_lock_is_had_by_one_at_a_time_and_waits_where_it_is_told_to(tmp_path):

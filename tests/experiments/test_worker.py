@@ -31,9 +31,9 @@ def corpus(tmp_path_factory):
 
 @pytest.fixture
 def do(tmp_path, corpus):
-    def call(one):
+    def call(one, *, again=False):
         write_cell(tmp_path, one, corpus.folder)
-        code = work(tmp_path, tmp_path / "results.csv", one.name)
+        code = work(tmp_path, tmp_path / "results.csv", one.name, again=again)
         return code, Results(tmp_path / "results.csv").read().outcomes.get(one.key)
 
     return call
@@ -98,13 +98,20 @@ def test_a_run_that_was_stopped_has_no_outcome_and_goes_on_to_the_same_bits(
         assert torch.equal(weight, load_checkpoint_model(run_folder(other, one)).state_dict()[name])
 
 
-def test_a_run_that_diverges_says_so_and_where(do):
+def test_a_run_that_diverges_says_so_and_where_and_is_done_once_unless_asked(do, tmp_path):
     one = cell("standard", num_steps=30, optimizer=Muon(learning_rate=1e30))
     code, outcome = do(one)
     assert code == 0
     assert outcome.status.startswith("diverged: ")
     assert "at step" in outcome.status
     assert not outcome.numbers
+    rows = (tmp_path / "results.csv").read_bytes()
+    assert do(one)[0] == 0
+    assert (
+        tmp_path / "results.csv"
+    ).read_bytes() == rows  # as another call sends it that had not seen it end
+    do(one, again=True)
+    assert len((tmp_path / "results.csv").read_bytes()) > len(rows)
 
 
 @pytest.mark.parametrize(

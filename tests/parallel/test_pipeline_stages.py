@@ -12,6 +12,7 @@ from closeness import assert_close
 from parallel.pipeline_cases import RULES, alone, batch_of, model_of
 from torch.distributed.pipelining import PipelineStage
 
+from attention_residuals.data.batches import UNSCORED
 from attention_residuals.errors import BackendError, ConfigError, DataError, RankError, ShapeError
 from attention_residuals.layers.residual import HyperConnections, SlidingWindow
 from attention_residuals.models import Decoder, presets
@@ -238,6 +239,10 @@ def test_a_batch_that_cannot_be_run_is_refused_before_anything_is_sent(one_rank)
         pipeline.step(tokens[:4] + 100, targets[:4])
     with pytest.raises(ShapeError, match="at most 16"):
         pipeline.step(*batch_of(4, 17))
+    unscored = targets[:4].clone()
+    unscored[0, 0] = UNSCORED
+    with pytest.raises(ShapeError, match="under mean_loss"):
+        pipeline.step(tokens[:4], unscored)
     with pytest.raises(ShapeError, match=r"(?s)targets of shape \[4, 5\].*\[4, 6\]"):
         # Without the hints that tests check and users do not.
         getattr(Pipeline.step, "__wrapped__", Pipeline.step)(pipeline, tokens[:4], targets[:4, 1:])

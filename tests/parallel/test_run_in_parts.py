@@ -50,6 +50,16 @@ def in_parts(tmp_path, monkeypatch, corpus):
     return run
 
 
+@pytest.fixture
+def in_ranks(monkeypatch):
+    """The ranks of a run as one of two sees them, with another that is only told of."""
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    with joined(Parallel(), "cpu", dist.HashStore(), 0) as ranks:
+        monkeypatch.setattr(dist, "get_world_size", lambda *_: 2)
+        yield ranks
+        monkeypatch.undo()
+
+
 class Killed(BaseException):
     """Ends the run at once."""
 
@@ -101,6 +111,41 @@ def test_a_damaged_part_is_noticed_and_the_checkpoint_before_is_named(tmp_path, 
     (new / PART).unlink()
     with pytest.raises(CheckpointError, match=f"(?s){PART}, which is missing.*{old.name}"):
         newest_checkpoint(tmp_path / "all" / "run")
+
+
+def test_a_file_that_the_checkpoint_does_not_list_is_no_part_of_it(tmp_path, in_parts):
+    with pytest.raises(Killed):
+        in_parts(killed_after(3, saved=tmp_path / "all" / "run" / "checkpoints" / "step-00000002"))
+    dist.destroy_process_group()
+    (checkpoint,) = (tmp_path / "all" / "run" / "checkpoints").iterdir()
+    save_file(
+        {"embedding.weight": torch.zeros(3)}, checkpoint / "shard-00009-model-00001-of-00001.safetensors"
+    )
+    with pytest.raises(CheckpointError, match=r"shard-00009.*does not belong to it"):
+        in_parts()
+    dist.destroy_process_group()
+
+
+def test_a_rank_tells_its_own_error_and_never_only_what_it_waited_for(in_ranks):
+    for own in (
+        torch.OutOfMemoryError("CUDA out of memory"),
+        NotImplementedError("no kernel"),
+        KeyError("x"),
+    ):
+        assert in_ranks.explained(own) is own
+    in_ranks.store.set("failed/1", '{"step": 7, "what": "closed", "began_here": false}')
+    error = in_ranks.explained(RuntimeError("shapes cannot be multiplied"))
+    assert "rank 1 ended in step 7: closed" in str(error)
+    assert "shapes cannot be multiplied" in str(error)
+
+
+def test_what_was_said_before_a_restart_is_not_heard_after_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    store = dist.HashStore()  # as torchrun's, which outlives the ranks
+    for _ in range(2):
+        with joined(Parallel(), "cpu", store, 0) as ranks:
+            assert not ranks.store.check(["failed/0"])
+            ranks.store.set("failed/0", "{}")
 
 
 def test_parts_that_do_not_make_a_whole_are_refused(tmp_path):

@@ -107,6 +107,18 @@ def test_muon_steps_matrices_and_experts_and_adamw_steps_queries_gains_and_table
     assert not any(name.endswith(tuple(ends)) for name in by_muon)
 
 
+@pytest.mark.parametrize(("shape", "rows"), [((3, 8, 5), 2), ((3, 5, 8), 1)])
+def test_gate_and_up_are_two_matrices_where_one_lies_above_the_other(shape, rows):
+    experts = torch.nn.Module()
+    experts.gate_up_proj = torch.nn.Parameter(torch.randn(shape))
+    experts.down_proj = torch.nn.Parameter(torch.randn((3, 5, 4) if rows == 2 else (3, 4, 5)))
+    whole = torch.nn.ModuleDict({"experts": experts, "norm": torch.nn.LayerNorm(2)})
+    optimizer = Optimizer(whole.named_parameters(), Muon())
+    (stacked,) = (part for part in optimizer.parts if isinstance(part, StackedMuon))
+    found = {tuple(group["params"][0].shape): group["rows"] for group in stacked.param_groups}
+    assert found == {shape: rows, tuple(experts.down_proj.shape): 1}
+
+
 @pytest.mark.parametrize(("shape", "rows"), [((3, 6, 4), 1), ((3, 4, 6), 1), ((3, 8, 5), 2)])
 def test_a_stack_is_stepped_as_its_matrices_are_by_muon_of_pytorch(shape, rows):
     torch.manual_seed(0)

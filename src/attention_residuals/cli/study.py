@@ -13,7 +13,7 @@ from attention_residuals.contradiction import Study, run_study, study_of
 from attention_residuals.errors import ConfigError
 from attention_residuals.experiments import STUDIES, Experiment, Results, Scale, run_experiment, write_report
 from attention_residuals.experiments.cost import visible_hardware
-from attention_residuals.experiments.launchers import Launcher, OneProcess, TorchRun
+from attention_residuals.experiments.launchers import OneProcess
 from attention_residuals.experiments.running import foreseen_cost, price
 from attention_residuals.models.weights import read_json
 
@@ -137,14 +137,13 @@ class PaperStudy:
 
     def _queue(self, experiment: Experiment, folder: Path, results: Path) -> int:
         is_paper = self.scale == "paper"
-        launcher: Launcher = TorchRun(processes=1) if is_paper else OneProcess()
         ended = run_experiment(
             experiment,
             folder,
             results,
             corpus=self.corpus,
             workers=1 if is_paper else self.workers,
-            launcher=launcher,
+            launcher=OneProcess(device="cuda" if is_paper else "cpu"),
             note=lambda text: print(text, file=sys.stderr, flush=True),
             again=self.again,
         )

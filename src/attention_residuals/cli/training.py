@@ -157,8 +157,10 @@ def eval_command(
         raise ConfigError(
             got=f"{folder}, which no corpus belongs to", expected="a text", do="pass --text and a text file"
         )
+    scored = None
     if text is None:
-        tokens, what = Corpus.load(run_folder.parent / "corpus").valid, "the validation split"
+        corpus = Corpus.load(run_folder.parent / "corpus")
+        tokens, scored, what = corpus.valid, corpus.valid_scored, "the validation split"
     else:
         tokens, what = encoded(text_of(text), tokenizer).numpy(), str(text)
     usual = min(512, model.config.max_tokens) if training is None else training.sequence_length
@@ -170,6 +172,7 @@ def eval_command(
         batch_size=batch_size,
         cross_documents=training is None or training.cross_documents,
         end_of_text=tokenizer.end_of_text,
+        scored=scored,
     )
     print(
         f"{found.loss:.4f} nats per token, {found.bits_per_byte:.4f} bits per byte "

@@ -1,12 +1,10 @@
-"""How the process of a run is started: alone, or by torchrun on several GPUs."""
+"""How the process of a run is started."""
 
 import sys
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
-from attention_residuals.errors import ConfigError, is_count
-
-__all__ = ["Launcher", "OneProcess", "TorchRun"]
+__all__ = ["Launcher", "OneProcess"]
 
 MODULE = "attention_residuals.experiments.worker"
 """What each process runs."""
@@ -30,44 +28,18 @@ class Launcher(Protocol):
 class OneProcess:
     """A run is one process with one thread.
 
+    Not under torchrun, which hides how a run ended: it exits with 1 whatever its process said.
+
+    Args:
+        device: Where it trains.
+
     Example:
         >>> OneProcess().command()[1:]
         ['-m', 'attention_residuals.experiments.worker']
     """
 
-    device: ClassVar[str] = "cpu"
+    device: str = "cpu"
 
     def command(self) -> list[str]:
         """Returns Python and the worker's module."""
         return [sys.executable, "-m", MODULE]
-
-
-@dataclass(frozen=True, kw_only=True)
-class TorchRun:
-    """A run is started by torchrun, with as many processes as there are GPUs.
-
-    Args:
-        processes: Of one run on this machine, 1 or more.
-
-    Raises:
-        ConfigError: Fewer than one process.
-
-    Example:
-        >>> TorchRun(processes=8).command()[3:]
-        ['--standalone', '--nproc-per-node', '8', '-m', 'attention_residuals.experiments.worker']
-    """
-
-    device: ClassVar[str] = "cuda"
-
-    processes: int
-
-    def __post_init__(self) -> None:
-        if not is_count(self.processes):
-            raise ConfigError(
-                got=f"processes={self.processes}", expected="1 or more", do="pass the number of GPUs"
-            )
-
-    def command(self) -> list[str]:
-        """Returns torchrun, its options and the worker's module."""
-        options = ["--standalone", "--nproc-per-node", str(self.processes)]
-        return [sys.executable, "-m", "torch.distributed.run", *options, "-m", MODULE]

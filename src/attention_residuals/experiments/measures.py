@@ -178,6 +178,7 @@ def _batch(run: Finished, num_windows: int) -> Batch:
         sequence_length=run.config.sequence_length,
         batch_size=num_windows,
         end_of_text=run.corpus.tokenizer.end_of_text,
+        scored=run.corpus.valid_scored,
     )
     batch = next(windows)
     if len(batch.tokens_BT) < num_windows or batch.tokens_BT.shape[1] < run.config.sequence_length:

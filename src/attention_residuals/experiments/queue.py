@@ -110,8 +110,9 @@ class _Queue:
         path = self.folder / "logs" / f"{cell.name}.log"
         path.parent.mkdir(parents=True, exist_ok=True)
         log = path.open("ab")
+        again = ["--again"] if cell.key in self.redo else []
         process = subprocess.Popen(
-            [*self.launcher.command(), str(self.folder), str(self.results.path), cell.name],
+            [*self.launcher.command(), str(self.folder), str(self.results.path), cell.name, *again],
             stdin=subprocess.PIPE,  # closed when this process ends, however it ends; the worker then stops
             stdout=log,
             stderr=log,

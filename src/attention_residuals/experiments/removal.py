@@ -67,14 +67,14 @@ def loss_without(
         cross_documents: As in ``TrainConfig``.
 
     Returns:
-        Nats per token.
+        Nats per scored token.
 
     Raises:
         ConfigError: Another rule, in which a layer that writes nothing is not a layer that is not there, or a layer
             that the model does not have.
     """
     rule = model.config.residual
-    if not isinstance(rule, (StandardResidual, AttnRes)):
+    if type(rule) not in (StandardResidual, AttnRes):  # not those made from it, such as Delta
         raise ConfigError(
             got=f"a model with {rule}",
             expected="StandardResidual or AttnRes",
@@ -92,4 +92,4 @@ def loss_without(
         return logits
 
     nats = total_nats(tapped, batch, precision="float32", cross_documents=cross_documents)
-    return nats.item() / batch.targets_BT.numel()
+    return nats.item() / max(1, batch.num_scored)

@@ -1,4 +1,7 @@
-"""The process that does one run of a study; its arguments are the study's folder, the results, the run's name."""
+"""The process that does one run of a study; its arguments are the study's folder, the results, the run's name.
+
+With ``--again``, a run that ended without numbers is done again.
+"""
 
 import json
 import os
@@ -65,13 +68,14 @@ def read_cell(folder: Path, name: str) -> tuple[Cell, Path, str]:
     return cell, Path(str(told["corpus"])), str(told["device"])
 
 
-def work(folder: Path, results: Path, name: str) -> int:
+def work(folder: Path, results: Path, name: str, *, again: bool = False) -> int:
     """Does one run unless another process has it or has done it.
 
     Args:
         folder: Of the study.
         results: The CSV file that its outcome is added to.
         name: Of the run, which ``write_cell`` wrote.
+        again: Do it even if it ended without numbers before.
 
     Returns:
         0 where the outcome is in the file, ``HELD`` or ``STOPPED``.
@@ -83,7 +87,7 @@ def work(folder: Path, results: Path, name: str) -> int:
         corpus = Corpus.load(place)
         digest = digest_of(cell, corpus)
         before = Results(results).read().outcomes.get(cell.key)
-        if before is not None and before.is_done and before.config == digest:
+        if before is not None and before.config == digest and (before.is_done or not again):
             return 0  # another process has done it since this one was sent
         outcome = do(cell, corpus, run_folder(folder, cell), digest, device=device)
         if outcome is None:
@@ -170,4 +174,6 @@ def _end_with_parent() -> None:
 if __name__ == "__main__":
     _end_with_parent()
     torch.set_num_threads(1)
-    raise SystemExit(work(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]))
+    raise SystemExit(
+        work(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], again=sys.argv[4:] == ["--again"])
+    )

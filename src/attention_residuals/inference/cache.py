@@ -110,6 +110,9 @@ class KVCache:
     def keep(self, rows: Sequence[int], *, start: int = 0) -> None:
         """Keeps some sequences, in the order given, and of them the tokens from ``start`` on.
 
+        States that sum all tokens up, as linear attention keeps, still hold those before ``start``: with such
+        layers, only padding can be cut.
+
         Raises:
             ShapeError: A sequence or a start that is not there.
         """

@@ -59,9 +59,10 @@ def delta_rule(
         tensor([[[[3.]]]])
     """
     dtype, memory = compute_dtype(query.dtype), _checked(query, key, value, log_decay, rate, memory)
-    query_, key_, value_, kept, rate_ = (
-        tensor.to(dtype) for tensor in (query, key, value, log_decay.exp(), rate)
+    query_, key_, value_, log_decay_, rate_ = (
+        tensor.to(dtype) for tensor in (query, key, value, log_decay, rate)
     )
+    kept = log_decay_.exp()
     outputs = []
     for token in range(query.shape[1]):
         memory = memory * kept[:, token, :, :, None]

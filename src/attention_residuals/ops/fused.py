@@ -250,7 +250,9 @@ def _forward(
     output_eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     mix, logits, inverse_norms = _results(sources)
-    output_norms = torch.empty(logits.shape[1:] if output_gain is not None else 0, dtype=torch.float32)
+    output_norms = torch.empty(
+        logits.shape[1:] if output_gain is not None else 0, dtype=torch.float32, device="cpu"
+    )
     results = (mix, logits, inverse_norms, output_norms)
     _fill(results, sources, pseudo_query, key_gain, eps, logit_bias, output_gain, output_eps)
     return results
@@ -259,7 +261,7 @@ def _forward(
 def _results(sources: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     """Makes room for mix, logits and inverse norms."""
     mix = torch.empty_like(sources[0], memory_format=torch.contiguous_format)
-    logits = torch.empty((len(sources), *mix.shape[:-1]), dtype=torch.float32)
+    logits = torch.empty((len(sources), *mix.shape[:-1]), dtype=torch.float32, device="cpu")
     return mix, logits, torch.empty_like(logits)
 
 
@@ -322,7 +324,9 @@ def _backward(
     ]
     grads, targets, added = map(list, zip(*places, strict=True))
     width, num_chunks = sources[0].shape[-1], num_chunks_of(sources[0])
-    partial = torch.zeros((1 if output_gain is None else 2, num_chunks, width), dtype=torch.float32)
+    partial = torch.zeros(
+        (1 if output_gain is None else 2, num_chunks, width), dtype=torch.float32, device="cpu"
+    )
     direction = pseudo_query.float() * key_gain.float()
     bias, gain = as_float32(logit_bias), as_float32(output_gain)
     grad_bias = torch.empty_like(bias) if bias is not None else logits.new_empty(0)
@@ -377,7 +381,11 @@ def _launch(direction: str, sources: list[Tensor], table: list[int]) -> "array[i
     tile = max(1, min(_MAX_TILE, _TILE_BYTES // max(1, row_bytes)))
     floats = 2 * tile * num_sources + (tile + 2) * width
     kept = num_chunks == 1
-    scratch = threads.scratch(floats) if kept else torch.empty(num_chunks * floats, dtype=torch.float32)
+    scratch = (
+        threads.scratch(floats)
+        if kept
+        else torch.empty(num_chunks * floats, dtype=torch.float32, device="cpu")
+    )
     table[cpu.NUM_CHUNKS : cpu.SCRATCH_BYTES + 1] = (
         num_chunks,
         num_sources,

@@ -41,10 +41,10 @@ def phase_1(
     sources = [block.contiguous() for block in blocks]
     num_blocks, num_queries, shape = len(sources), len(pseudo_queries), sources[0].shape
     num_known = 0 if known_norms is None else len(known_norms)
-    outputs = _with_huge_pages(torch.empty((num_queries, *shape), dtype=torch.float32))
-    logits = torch.empty((num_blocks, num_queries, *shape[:-1]), dtype=torch.float32)
+    outputs = _with_huge_pages(torch.empty((num_queries, *shape), dtype=torch.float32, device="cpu"))
+    logits = torch.empty((num_blocks, num_queries, *shape[:-1]), dtype=torch.float32, device="cpu")
     maxima, denominators = torch.empty_like(logits[0]), torch.empty_like(logits[0])
-    inverse_norms = torch.empty((num_blocks, *shape[:-1]), dtype=torch.float32)
+    inverse_norms = torch.empty((num_blocks, *shape[:-1]), dtype=torch.float32, device="cpu")
     if known_norms is not None:
         inverse_norms[:num_known] = known_norms
     numbers = (ctypes.c_float * 2)(eps, 0.0)
@@ -88,9 +88,9 @@ def read(
     outputs, maxima, denominators, found_logits, found_norms = (tensor.contiguous() for tensor in found[:5])
     num_finished, num_queries, shape = len(found_norms), len(outputs), outputs.shape[1:]
     sources = [source.contiguous() for source in live]
-    mix = torch.empty(shape, dtype=found.like.dtype)
+    mix = torch.empty(shape, dtype=found.like.dtype, device="cpu")
     num_tokens = mix.numel() // max(1, shape[-1])
-    logits = torch.empty((num_finished + len(live), *shape[:-1]), dtype=torch.float32)
+    logits = torch.empty((num_finished + len(live), *shape[:-1]), dtype=torch.float32, device="cpu")
     inverse_norms = torch.empty_like(logits)
     numbers = (ctypes.c_float * 2)(eps, output_eps or 0.0)
     direction, gain = pseudo_query.float() * key_gain.float(), as_float32(output_gain)
@@ -135,7 +135,7 @@ def _launch(
     num_chunks, width = num_chunks_of(like), like.shape[-1]
     num_tokens = like.numel() // max(1, width)
     # Behind the chunks' own space: one number per token, the norms of the outputs, which nobody reads.
-    scratch = torch.empty(num_chunks * floats + num_tokens, dtype=torch.float32)
+    scratch = torch.empty(num_chunks * floats + num_tokens, dtype=torch.float32, device="cpu")
     behind = [0] * kernels.NUM_EXTRA
     table = [0] * cpu.SOURCES + [source.data_ptr() for source in sources] + behind
     table[cpu.NUM_CHUNKS], table[cpu.NUM_SOURCES] = num_chunks, len(sources)

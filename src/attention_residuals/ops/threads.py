@@ -57,7 +57,7 @@ def scratch(num_floats: int) -> Tensor:
     """
     floats = _kept.floats
     if floats.numel() < num_floats:
-        floats = _kept.floats = torch.empty(num_floats, dtype=torch.float32)
+        floats = _kept.floats = torch.empty(num_floats, dtype=torch.float32, device="cpu")
     return floats
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,6 +23,9 @@ __all__ = ["SECONDS_TO_REPORT", "Ranks", "joined", "launched"]
 
 SECONDS_TO_REPORT = 10.0
 """How long a rank that was left waiting listens for what the others say about it."""
+
+_BEGIN_HERE = (AttentionResidualsError, torch.OutOfMemoryError, NotImplementedError)
+"""Errors that are a rank's own, though torch derives some of them from what a broken connection raises."""
 
 T = TypeVar("T")
 
@@ -125,7 +129,7 @@ class Ranks:
             The same error if it began here, else a RankError that names the ranks and their steps.
         """
         began_here = not isinstance(error, RankError) and (
-            isinstance(error, AttentionResidualsError) or not isinstance(error, RuntimeError)
+            isinstance(error, _BEGIN_HERE) or not isinstance(error, RuntimeError)
         )
         try:
             self._tell("failed", {"step": self.step, "what": _line(error), "began_here": began_here})
@@ -158,11 +162,16 @@ class Ranks:
             said = [
                 f"rank {rank} gives no sign since step {self._told('step', rank) or 0}" for rank in silent
             ]
-        else:
+        elif isinstance(error, RankError) or not heard:
             return error
+        else:
+            said = [
+                f"rank {rank} ended in step {told['step']}: {told['what']}" for rank, told in heard.items()
+            ]
+        # What this rank ended with is told in any case: it may not have waited at all.
         return RankError(
             got=f"{'; '.join(said)} (rank {self.rank} waited for it in step {self.step})",
-            expected="every rank to finish every step",
+            expected=f"every rank to finish every step; here it ended with {_line(error)}",
             do=_RESTART,
         )
 
@@ -239,7 +248,10 @@ def joined(parallel: Parallel, device: str, store: dist.Store, rank: int) -> Ite
         world_size=parallel.num_ranks,
         timeout=timedelta(seconds=parallel.timeout_seconds),
     )
-    ranks = Ranks(parallel, device, PrefixStore("attnres", store))
+    # torchrun's store outlives a restart, and so does what was said there before it.
+    start = torch.tensor(secrets.randbits(62))
+    dist.broadcast(start, 0)
+    ranks = Ranks(parallel, device, PrefixStore(f"attnres {start.item()}", store))
     try:
         yield ranks
         ranks.sum(0.0)  # nobody leaves early: one of them may keep the store

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch._dynamo import OptimizedModule
 from torch.nn import functional as F
 
+from attention_residuals.data.batches import UNSCORED
 from attention_residuals.errors import ConfigError, ShapeError
 from attention_residuals.models import Decoder
 from attention_residuals.models.language_model import checked_positions
@@ -195,6 +196,12 @@ class Pipeline:
                     got=f"targets of shape {list(targets.shape)}",
                     expected=f"{list(tokens.shape)}, one for each token",
                     do="shift the tokens by one: row[:, :-1] and row[:, 1:]",
+                )
+            if targets is not None and self.loss is mean_loss and (targets == UNSCORED).any():
+                raise ShapeError(
+                    got=f"targets that do not count ({UNSCORED}) under mean_loss",
+                    expected="microbatches with the same number of targets that count",
+                    do="pass loss=, a sum divided by the batch's number of targets that count, and a share",
                 )
             if len(tokens) % self.num_microbatches:
                 raise ShapeError(

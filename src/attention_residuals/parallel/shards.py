@@ -18,8 +18,8 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 from attention_residuals.configs import encode
 from attention_residuals.errors import CheckpointError
 from attention_residuals.models.weights import FORMAT as MODEL_FORMAT
-from attention_residuals.models.weights import sha256
-from attention_residuals.train.checkpoint import complete, last_saved, partial_of, writing
+from attention_residuals.models.weights import read_json, sha256
+from attention_residuals.train.checkpoint import SHARDED, complete, last_saved, partial_of, writing
 from attention_residuals.train.config import TrainConfig
 from attention_residuals.train.metrics import Extent
 from attention_residuals.train.optimizer import Optimizer
@@ -62,6 +62,13 @@ class _Writer(HuggingFaceStorageWriter):
     def finish(self, metadata: Any, results: list[list[Any]]) -> None:
         """Is called on the first rank, with what ``write_data`` gave on all."""
         digests = {file.name: file.sha256 for files in results for file in files}
+        missing = sorted(name for name in digests if not (self.partial / name).is_file())
+        if missing:
+            raise CheckpointError(
+                got=f"{self.partial} without {missing[0]}, which another rank says it has written",
+                expected="a folder that all ranks share",
+                do="put the run on a disk that all machines see",
+            )
         digests["config.json"] = sha256(self.partial / "config.json")
         complete(self.run_folder, digests=digests, **self.description)
 
@@ -132,6 +139,7 @@ def load_parts(checkpoint: Path, tensors: Mapping[str, Tensor], optimizer: Optim
     Raises:
         CheckpointError: The tensors do not fit.
     """
+    _check_listed(checkpoint)
     reader = HuggingFaceStorageReader(str(checkpoint))
     found = reader.read_metadata().state_dict_metadata
     known = {key: there.size for key, there in found.items() if isinstance(there, TensorStorageMetadata)}
@@ -153,3 +161,15 @@ def load_parts(checkpoint: Path, tensors: Mapping[str, Tensor], optimizer: Optim
         )
     load(wanted, storage_reader=reader)
     optimizer.load(moments, checkpoint)
+
+
+def _check_listed(checkpoint: Path) -> None:
+    """Checks that no other file of tensors lies there: the reader would take it for a part."""
+    listed = read_json(checkpoint / "state.json", newest=SHARDED)["sha256"]
+    extra = sorted({path.name for path in checkpoint.glob("*.safetensors")} - set(listed))
+    if extra:
+        raise CheckpointError(
+            got=f"{checkpoint} with {extra[0]}, which does not belong to it",
+            expected="the files that state.json lists",
+            do="take it away",
+        )

@@ -18,12 +18,12 @@ def gradient_magnitude(
 ) -> tuple[float, ...]:
     """Measures the gradient at each layer's MLP output (paper, Fig. 5c, whose statistic is not published).
 
-    The loss is the mean over all tokens, in nats. Gradients of parameters are dropped before and afterwards.
+    The loss is the mean over scored tokens, in nats. Gradients of parameters are dropped before and afterwards.
 
     Args:
         model: Any decoder whose parameters require gradients.
         tokens: What it reads.
-        targets: The token that follows each.
+        targets: The token that follows each, or ``UNSCORED``.
         mask: True for the (query, key) pairs that may attend.
 
     Returns:

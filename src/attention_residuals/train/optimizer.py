@@ -161,7 +161,7 @@ class Optimizer:
             )
             self.parts.append(matrices)
         if isinstance(config, Muon) and kinds["stack"]:
-            fused = {id(value) for name, value in self.named.items() if name.endswith(FUSED)}
+            fused = {id(value) for name, value in self.named.items() if self._is_gate_and_up(name, value)}
             stacks = [
                 {"params": [stack], "rows": 2 if id(stack) in fused else 1} for stack in kinds.pop("stack")
             ]
@@ -180,6 +180,11 @@ class Optimizer:
     def parameters(self) -> list[Tensor]:
         """What is stepped."""
         return list(self.named.values())
+
+    def _is_gate_and_up(self, name: str, stack: Tensor) -> bool:
+        """Whether each matrix of a stack is two, one above the other; some models put them side by side."""
+        down = self.named.get(name.removesuffix(FUSED) + ".down_proj")
+        return name.endswith(FUSED) and down is not None and stack.shape[2] == down.shape[1]
 
     def step(self, learning_rate: float) -> None:
         """Makes one step with the gradients that are there, and drops them."""

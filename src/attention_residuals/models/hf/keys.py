@@ -55,7 +55,9 @@ class Keys(TransformersCache):
             )
         seen = conv_states if before is None else torch.cat([before[0], conv_states], -1)
         size: int = kwargs["conv_kernel_size"]
-        self._convolved[layer_idx] = torch.nn.functional.pad(seen, (size, 0))[..., -size:]
+        newest = seen[..., -size:]
+        # Padding copies, also by 0: a view would keep all inputs of the pass.
+        self._convolved[layer_idx] = torch.nn.functional.pad(newest, (size - newest.shape[-1], 0))
         return seen
 
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
