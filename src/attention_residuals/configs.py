@@ -48,7 +48,7 @@ def decode(data: Any, known: Mapping[str, type]) -> Any:
     hints = get_type_hints(config_type)
     accepted = {field.name: field for field in fields(config_type) if field.init}
     values = {
-        key: tuple(decode(item, known) for item in value)  # JSON has lists
+        key: tuple(_item(item, known) for item in value)  # JSON has lists
         if isinstance(value, list)
         else decode(value, known)
         for key, value in data.items()
@@ -73,6 +73,11 @@ def decode(data: Any, known: Mapping[str, type]) -> Any:
     if missing:
         raise ConfigError(got=f"{name} without {', '.join(missing)}", expected="every field", do="add them")
     return config_type(**values)
+
+
+def _item(item: Any, known: Mapping[str, type]) -> Any:
+    """Turns one of a list into its config; what is none of the known ones is left for its own reader."""
+    return decode(item, known) if isinstance(item, Mapping) and item.get("type") in known else item
 
 
 def _fits(value: Any, hint: Any) -> bool:
