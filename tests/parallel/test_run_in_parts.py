@@ -142,7 +142,8 @@ def test_a_rank_tells_its_own_error_and_never_only_what_it_waited_for(in_ranks):
 def test_what_was_said_before_a_restart_is_not_heard_after_it(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     store = dist.HashStore()  # as torchrun's, which outlives the ranks
-    for _ in range(2):
+    for attempt in range(2):
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(attempt))
         with joined(Parallel(), "cpu", store, 0) as ranks:
             assert not ranks.store.check(["failed/0"])
             ranks.store.set("failed/0", "{}")

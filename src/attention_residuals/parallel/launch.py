@@ -2,7 +2,6 @@
 
 import json
 import os
-import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -241,6 +240,8 @@ def joined(parallel: Parallel, device: str, store: dist.Store, rank: int) -> Ite
     Raises:
         RankError: Another rank died, hung or failed.
     """
+    # torchrun's store outlives a restart, and so does what was said there before it.
+    store = PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
     dist.init_process_group(
         "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl",
         store=store,
@@ -248,10 +249,7 @@ def joined(parallel: Parallel, device: str, store: dist.Store, rank: int) -> Ite
         world_size=parallel.num_ranks,
         timeout=timedelta(seconds=parallel.timeout_seconds),
     )
-    # torchrun's store outlives a restart, and so does what was said there before it.
-    start = torch.tensor(secrets.randbits(62))
-    dist.broadcast(start, 0)
-    ranks = Ranks(parallel, device, PrefixStore(f"attnres {start.item()}", store))
+    ranks = Ranks(parallel, device, PrefixStore("attnres", store))
     try:
         yield ranks
         ranks.sum(0.0)  # nobody leaves early: one of them may keep the store
