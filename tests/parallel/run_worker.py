@@ -21,11 +21,12 @@ from attention_residuals.errors import AttentionResidualsError
 from attention_residuals.parallel.config import Parallel
 from attention_residuals.parallel.launch import joined
 from attention_residuals.parallel.training import executes
-from attention_residuals.train import Saving, train
+from attention_residuals.train import Saving, loop, train
+from attention_residuals.train.checkpoint import checkpoints
 from attention_residuals.train.trainer import Trainer
 
-MOMENTS = []
-"""When training began, and when each step was done."""
+MOMENTS = [time.monotonic()]
+"""When this process and its training began, and when each step was done."""
 
 
 def whole(tensor):
@@ -110,7 +111,9 @@ def training(ranks, corpus, case):
 
 
 def run(case, corpus, rank, store):
-    parallel = Parallel(**case["parallel"])
+    parallel = Parallel(**(case["parallel"] | (case.get("other parallel", {}) if rank else {})))
+    if rank and case.get("sees an older checkpoint"):
+        loop.checkpoints = lambda folder: checkpoints(folder)[:-1]
     if rank >= parallel.num_ranks:
         return None
     work = {"first step": first_step, "training": training}[case["what"]]

@@ -82,7 +82,19 @@ def test_ranks_that_were_started_differently_are_refused(tmp_path, corpus):
     for rank in found:
         assert "RankError" in rank["error"]
         assert "train.seed is 3 there and 4 here (there: rank 0; here: rank 1)" in rank["error"]
+    found = run(tmp_path, corpus, "otherwise", **{"other parallel": {"shard": 1, "replicate": 2}})
+    for rank in found:
+        assert "parallel.replicate is 1 there and 2 here (there: rank 0; here: rank 1)" in rank["error"]
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_ranks_that_see_different_checkpoints_are_refused(tmp_path, corpus):
+    run(tmp_path, corpus, until=4)
+    found = run(tmp_path, corpus, "again", **{"sees an older checkpoint": True})
+    for rank in found:
+        assert "newest checkpoint" in rank["error"]
+        assert "['step-00000004'] there and ['step-00000002'] here" in rank["error"]
 
 
 @pytest.mark.slow

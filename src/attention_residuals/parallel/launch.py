@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
+from attention_residuals.configs import encode
 from attention_residuals.errors import AttentionResidualsError, ConfigError, RankError
 from attention_residuals.parallel.config import Parallel
 from attention_residuals.train.config import first_difference
@@ -40,7 +41,8 @@ class Ranks:
 
     def __init__(self, parallel: Parallel, device: str, store: dist.Store) -> None:
         self.parallel, self.device, self.store = parallel, device, store
-        self.rank, self.step = dist.get_rank(), 0
+        self.rank, self.step, self._agreements = dist.get_rank(), 0, 0
+        self.agree({"parallel": encode(parallel)})
         self.mesh: DeviceMesh = init_device_mesh(
             device,
             (parallel.pipeline, parallel.replicate, parallel.shard, parallel.tensor),
@@ -81,25 +83,35 @@ class Ranks:
         self.store.set(f"step/{self.rank}", str(step))
 
     def agree(self, what: dict[str, Any]) -> None:
-        """Refuses ranks that were started to do different things.
+        """Refuses ranks that would do different things.
+
+        Args:
+            what: They do, as JSON; all ranks call this as often and in the same order.
 
         Raises:
-            RankError: They were; every rank raises it.
+            RankError: They would; every rank raises it.
         """
-        text = json.dumps(what, sort_keys=True)
-        self.store.set(f"config/{self.rank}", text)
-        if not self.sum(float(text != self._told("config", 0))):
+        self._agreements += 1
+        topic, text = f"agreement {self._agreements}", json.dumps(what, sort_keys=True)
+        self.store.set(f"{topic}/{self.rank}", text)
+        timeout = timedelta(seconds=self.parallel.timeout_seconds)
+
+        def said(rank: int) -> str:
+            self.store.wait([f"{topic}/{rank}"], timeout)
+            found: str = self.store.get(f"{topic}/{rank}").decode()
+            return found
+
+        if not self.sum(float(text != said(0))):
             return
-        first = json.loads(self._told("config", 0) or "{}")
+        first = json.loads(said(0))
         found = (
-            (rank, first_difference(first, json.loads(self._told("config", rank) or "{}")))
-            for rank in range(dist.get_world_size())
+            (rank, first_difference(first, json.loads(said(rank)))) for rank in range(dist.get_world_size())
         )
         rank, difference = next((rank, text) for rank, text in found if text is not None)
         raise RankError(
-            got=f"ranks that were started differently: {difference} (there: rank 0; here: rank {rank})",
-            expected="the same options and the same data on every rank",
-            do="start all of them with the same command",
+            got=f"ranks that would do different things: {difference} (there: rank 0; here: rank {rank})",
+            expected="the same options, the same data and the same files on every rank",
+            do="start all of them with the same command, on a disk that they share",
         )
 
     def lead_first(self, work: Callable[[], T]) -> T:
@@ -179,8 +191,6 @@ class Ranks:
 
     def _told(self, what: str, rank: int) -> str | None:
         key = f"{what}/{rank}"
-        if what == "config":
-            self.store.wait([key], timedelta(seconds=self.parallel.timeout_seconds))
         return self.store.get(key).decode() if self.store.check([key]) else None
 
 

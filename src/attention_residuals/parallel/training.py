@@ -43,6 +43,7 @@ def executes(ranks: Ranks) -> Executes:
 
     def execution(model: LanguageModel, config: TrainConfig, device: str) -> Execution:
         ranks.parallel.check(config)
+        ranks.agree({"train": encode(config)})  # before anything of the model is spread
         kind = Staged if ranks.parallel.pipeline > 1 else Spread
         return kind(model, config, device, ranks)
 
@@ -94,8 +95,8 @@ class OnRanks(Execution):
         self.ranks.begin(step)
 
     def agree(self, what: dict[str, Any]) -> None:
-        """Compares what the ranks were started for."""
-        self.ranks.agree({**what, RANKS: encode(self.ranks.parallel)})
+        """Compares it over the store."""
+        self.ranks.agree(what)
 
     def any(self, flag: bool) -> bool:
         """Asks all ranks, which wait for one another here."""

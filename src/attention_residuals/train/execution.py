@@ -72,7 +72,7 @@ class Execution(ABC):
         """Is told which step comes next."""
 
     def agree(self, what: dict[str, Any]) -> None:  # noqa: B027
-        """Refuses ranks that were started to do different things."""
+        """Refuses ranks that would do different things."""
 
     def any(self, flag: bool) -> bool:
         """Tells whether a flag is set on any rank."""

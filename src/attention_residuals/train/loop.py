@@ -118,8 +118,9 @@ def train(
             claim(folder, ours)
             newest_checkpoint(folder, config)  # verifies it; the other ranks wait for that
         ranks.any(False)
-        step, extent = 0, NO_ROWS
-        for checkpoint in checkpoints(folder)[-1:]:
+        step, extent, newest = 0, NO_ROWS, checkpoints(folder)[-1:]
+        ranks.agree({"newest checkpoint": [one.name for one in newest]})
+        for checkpoint in newest:
             step, extent = ranks.restore(checkpoint, trainer.optimizer)
         metrics.cut(extent)
         if step == config.num_steps:

@@ -59,7 +59,7 @@ class StepDocuments:
 
     Args:
         num_documents: How many, >= 1.
-        inconsistent_share: Share of texts with a wrong claim, and of wrong values in recaps, 0 to 1. 0 gives
+        inconsistent_share: Share of stories with a wrong claim, and of wrong values in recaps, 0 to 1. 0 gives
             models that never saw one.
         families: Which families; default all.
         max_steps: Most statements before a claim, >= 2; there are at least 2.
