@@ -99,7 +99,6 @@ def made_up(
             "items": "i",
             "code": "c",
             "tokens_before_plant": 9,
-            "largest_difference_before_plant": 0.0,
         },
     )
 

@@ -92,7 +92,7 @@ def test_a_control_that_cannot_be_computed_says_so():
 def test_controls_that_must_be_zero_notice_what_is_not():
     given = evidence(made_up(effect=0.4))
     given.models["untrained"].arrays["cell clr"][0, 0, 1, 0] = 1e-6
-    given.sets["copied"].about["largest_difference_before_plant"] = 1e-9
+    given.sets["copied"].about["tokens_before_plant"] = 0
     found = all_controls(given)
     assert found["untrained and zero-query"].holds is False
     assert found["before the plant"].holds is False

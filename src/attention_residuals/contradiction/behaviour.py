@@ -11,13 +11,29 @@ from attention_residuals.contradiction.measurement import Measured
 from attention_residuals.stats import crossed_effects
 from attention_residuals.stats.units import Numbers
 
-__all__ = ["LEAST_SHARE", "LEAST_SURPRISE_P", "Gate", "Probe", "accuracies", "gate", "probe"]
+__all__ = [
+    "LEAST_SHARE",
+    "LEAST_SURPRISE_P",
+    "Gate",
+    "Probe",
+    "accuracies",
+    "gate",
+    "probe",
+    "right_verdicts",
+]
 
 LEAST_SHARE = 0.75
 """Of consistent texts answered right, and of verdicts or probed labels that are right, to pass."""
 
 LEAST_SURPRISE_P = 0.001
 """Largest p at which a wrong claim counts as more surprising than a right one, by single items."""
+
+
+CONFLICT = np.array([[-1.0, 1.0], [1.0, -1.0]])
+"""For each upstream and planted value, [u, p]: 1 where they contradict each other, else -1."""
+
+RIDGE = 0.01
+"""Strength of the probe's ridge, as a share of the number of training texts."""
 
 
 class Probe(NamedTuple):
@@ -59,8 +75,7 @@ def gate(measured: Measured, *, num_draws: int) -> Gate:
     """
     right, misled = measured["right"], measured["misled"]
     answers = float(np.mean([right[:, 0, 0], right[:, 1, 1]]))
-    wants_conflict = np.array([[-1.0, 1.0], [1.0, -1.0]])
-    verdicts = float((measured["verdict"] * wants_conflict > 0).mean())
+    verdicts = float(right_verdicts(measured).mean())
     surprise = finding(crossed_effects(measured["surprisal"]), measured.clusters, num_draws=num_draws)
     pull = finding(crossed_effects(measured["answer"]), measured.clusters, num_draws=num_draws)
     twins = np.stack([right[:, 0, 0], right[:, 1, 1]], 1)
@@ -83,7 +98,12 @@ def gate(measured: Measured, *, num_draws: int) -> Gate:
     return Gate(answers, verdicts, surprise, pull, share, found, tuple(failures))
 
 
-def probe(states_IUPD: Numbers, clusters: Sequence[str], *, strength: float = 1.0) -> Probe:
+def right_verdicts(measured: Measured) -> npt.NDArray[np.bool_]:
+    """Says of each text, [items, u, p], whether its verdict is right."""
+    return np.asarray(measured["verdict"] * CONFLICT > 0)
+
+
+def probe(states_IUPD: Numbers, clusters: Sequence[str]) -> Probe:
     """Trains a ridge probe for mismatches and tries it on templates that it has not seen.
 
     Each template is left out once, with all of its items. What a token is tells nothing, since each planted
@@ -92,7 +112,6 @@ def probe(states_IUPD: Numbers, clusters: Sequence[str], *, strength: float = 1.
     Args:
         states_IUPD: A state for every text.
         clusters: The template of each item, 2 or more.
-        strength: Of the ridge, as a share of the number of training texts.
 
     Example:
         >>> signs = np.array([[-1.0, 1.0], [1.0, -1.0]])[None, :, :, None]
@@ -100,10 +119,10 @@ def probe(states_IUPD: Numbers, clusters: Sequence[str], *, strength: float = 1.
         >>> probe(noise + [3.0, 0.0, 0.0] * signs, ["a", "b"] * 20).accuracy > 0.95
         True
     """
-    labels = np.broadcast_to(np.array([[-1.0, 1.0], [1.0, -1.0]]), states_IUPD.shape[:3])
+    labels = np.broadcast_to(CONFLICT, states_IUPD.shape[:3])
     turned = np.random.default_rng(0).integers(0, 2, size=len(labels)) * 2.0 - 1.0
-    accuracy = _accuracy(states_IUPD, labels, clusters, strength)
-    return Probe(accuracy, _accuracy(states_IUPD, labels * turned[:, None, None], clusters, strength))
+    accuracy = _accuracy(states_IUPD, labels, clusters)
+    return Probe(accuracy, _accuracy(states_IUPD, labels * turned[:, None, None], clusters))
 
 
 def accuracies(measured: Measured) -> dict[str, dict[str, float | int]]:
@@ -113,7 +132,7 @@ def accuracies(measured: Measured) -> dict[str, dict[str, float | int]]:
     """
     families = np.array([cluster.split("/")[0] for cluster in measured.clusters])
     right = measured["right"]
-    verdicts = measured["verdict"] * np.array([[-1.0, 1.0], [1.0, -1.0]]) > 0
+    verdicts = right_verdicts(measured)
     return {
         family: {
             "items": int(own.sum()),
@@ -129,7 +148,7 @@ def _is_surprised(found: Finding) -> bool:
     return found.estimate > 0 and found.item_p <= LEAST_SURPRISE_P
 
 
-def _accuracy(states: Numbers, labels: Numbers, clusters: Sequence[str], strength: float) -> float:
+def _accuracy(states: Numbers, labels: Numbers, clusters: Sequence[str]) -> float:
     names: npt.NDArray[np.str_] = np.asarray(clusters)
     right, width = 0, states.shape[-1]
     for left_out in np.unique(names):
@@ -137,7 +156,7 @@ def _accuracy(states: Numbers, labels: Numbers, clusters: Sequence[str], strengt
         seen, wanted = states[~held].reshape(-1, width), labels[~held].reshape(-1)
         middle, scale = seen.mean(0), seen.std(0) + 1e-12
         x = (seen - middle) / scale
-        ridge = x.T @ x + strength * len(x) * 0.01 * np.eye(width)
+        ridge = x.T @ x + RIDGE * len(x) * np.eye(width)
         weights = np.linalg.solve(ridge, x.T @ wanted)
         told = ((states[held].reshape(-1, width) - middle) / scale) @ weights
         right += int((told * labels[held].reshape(-1) > 0).sum())

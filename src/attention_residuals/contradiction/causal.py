@@ -42,7 +42,6 @@ from attention_residuals.trace.references import ReadTensors
 __all__ = [
     "DIRECTIONS",
     "METRICS",
-    "PATCHES",
     "Direction",
     "Moved",
     "Patching",
@@ -53,13 +52,12 @@ __all__ = [
     "swept_routes",
 ]
 
-PATCHES = ("weights", "values", "both", "random")
-DIRECTIONS = ("repair", "break")
 METRICS = ("answer", "verdict")
 """Logit of the right answer less that of the claimed one; logit of "conflict" less that of "fine"."""
 
 Patching = Literal["weights", "values", "both", "random"]
 Direction = Literal["repair", "break"]
+DIRECTIONS: tuple[Direction, ...] = ("repair", "break")
 
 
 class Moved(NamedTuple):
@@ -138,11 +136,10 @@ def swept_routes(model: LanguageModel, items: Sequence[Item], routes: Sequence[s
     Returns:
         For each direction, how far each route moves the answer: mean over items of the absolute change, logits.
     """
-    directions: tuple[Direction, ...] = ("repair", "break")
     alone = [[route] for route in routes]
     return {
         direction: np.abs(moved_answers(model, items, alone, direction=direction)[0]).mean(1)
-        for direction in directions
+        for direction in DIRECTIONS
     }
 
 

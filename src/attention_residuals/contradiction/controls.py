@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from attention_residuals.contradiction.behaviour import right_verdicts
 from attention_residuals.contradiction.effects import Finding, finding, primary_effects, primary_per_text
 from attention_residuals.contradiction.measurement import Measured
 from attention_residuals.errors import ConfigError, NonFiniteError
@@ -100,9 +101,10 @@ def _surprise(evidence: Evidence) -> Control:
 def _before(evidence: Evidence) -> Control:
     compared = [one.about for one in evidence.sets.values()]
     tokens = sum(int(one["tokens_before_plant"]) for one in compared)
-    largest = max(float(one["largest_difference_before_plant"]) for one in compared)
-    told = f"{largest:g} at {tokens:,} tokens"
-    return Control("a difference of exactly 0", told, largest == 0 and tokens > 0, {"largest": largest})
+    # A difference would have ended the measurement (``passes.check_null``), and there would be no numbers.
+    told = f"0 at {tokens:,} tokens, compared bit for bit while measuring"
+    is_compared = all(one["tokens_before_plant"] > 0 for one in compared)
+    return Control("a difference of exactly 0", told, is_compared, {"tokens": float(tokens)})
 
 
 def _shuffled(evidence: Evidence) -> Control:
@@ -140,8 +142,7 @@ def _uniform(evidence: Evidence) -> Control:
 def _static(evidence: Evidence) -> Control:
     static, main = evidence.models["static"], evidence.sets["main"]
     largest = float(np.abs(crossed_effects(static["cell clr"])).max())
-    wants = np.array([[-1.0, 1.0], [1.0, -1.0]])
-    verdicts = [float((one["verdict"] * wants > 0).mean()) for one in (main, static)]
+    verdicts = [float(right_verdicts(one).mean()) for one in (main, static)]
     answers = [float(one["right"].mean()) for one in (main, static)]
     told = (
         f"largest contrast {largest:g} nats; right verdicts {verdicts[0]:.1%} become {verdicts[1]:.1%}, right "

@@ -20,7 +20,7 @@ from attention_residuals.stats import (
     sign_agreement,
     sign_flip,
 )
-from attention_residuals.stats.paired import flipped_sums
+from attention_residuals.stats.paired import flip_p
 from attention_residuals.stats.units import Numbers, cluster_sums
 
 __all__ = [
@@ -196,7 +196,7 @@ def cell_tests(measured: Measured, *, num_draws: int) -> Cells:
         for read in measured.sites
     }
     family = max_t(effects, clusters=clusters, num_flips=num_draws)
-    alone = _each(effects, clusters, num_draws)
+    alone, _, _ = flip_p(cluster_sums(effects, clusters), num_draws, 0)
     named = [
         cell
         for cell, read, p in zip(measured.cells, reads, family, strict=True)
@@ -211,11 +211,3 @@ def cell_tests(measured: Measured, *, num_draws: int) -> Cells:
         q_hochberg=benjamini_hochberg(alone),
         q_yekutieli=benjamini_yekutieli(alone),
     )
-
-
-def _each(effects: Numbers, clusters: npt.NDArray[np.generic], num_draws: int) -> Numbers:
-    """Sign-flip p of each cell by itself."""
-    sums = cluster_sums(effects, clusters)
-    turned, is_exact = flipped_sums(sums, num_draws, 0)
-    reached = (np.abs(turned) >= np.abs(sums.sum(0)) - 1e-12 * np.abs(sums).sum(0)).sum(0)
-    return np.asarray(reached / len(turned) if is_exact else (1 + reached) / (1 + len(turned)))

@@ -10,7 +10,6 @@ from attention_residuals.contradiction.behaviour import Gate, accuracies, gate
 from attention_residuals.contradiction.causal import (
     DIRECTIONS,
     METRICS,
-    Direction,
     Moved,
     Patching,
     patched,
@@ -108,10 +107,9 @@ def causes_of(
     """
     own = items[: study.causal_items]
     clusters = main.clusters[: len(own)]
-    directions: tuple[Direction, ...] = ("repair", "break")
     kinds: tuple[Patching, ...] = ("weights", "values", "both")
     found: dict[str, Any] = {"routes": list(routes), "num_items": len(own)}
-    for direction in directions:
+    for direction in DIRECTIONS:
         by_patch = {kind: patched(model, own, routes, patch=kind, direction=direction) for kind in kinds}
         random = [
             patched(model, own, routes, patch="random", direction=direction, seed=seed)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from attention_residuals.contradiction.causal import Direction, moved_answers
+from attention_residuals.contradiction.causal import DIRECTIONS, moved_answers
 from attention_residuals.contradiction.effects import Finding, finding
 from attention_residuals.data.synthetic import Item
 from attention_residuals.models import LanguageModel
@@ -59,9 +59,8 @@ def interactions(
     """
     pairs = list(combinations(range(len(routes)), 2))
     sets = [[route] for route in routes] + [[routes[one], routes[other]] for one, other in pairs]
-    directions: tuple[Direction, ...] = ("repair", "break")
     moved: list[Numbers] = []
-    for direction in directions:
+    for direction in DIRECTIONS:
         found, total = moved_answers(model, items, sets, direction=direction)
         moved.append(found * np.sign(total.mean()))
     beyond = [interaction_effects(found, pairs) for found in moved]
@@ -77,7 +76,7 @@ def interactions(
             beyond=finding(effects[number], clusters, num_draws=num_draws),
             family_p=float(family[place * len(pairs) + number]),
         )
-        for place, (direction, found, effects) in enumerate(zip(directions, moved, beyond, strict=True))
+        for place, (direction, found, effects) in enumerate(zip(DIRECTIONS, moved, beyond, strict=True))
         for number, (one, other) in enumerate(pairs)
     ]
     return tuple(sorted(told, key=lambda one: (one.family_p, -abs(one.beyond.estimate))))

@@ -142,7 +142,6 @@ def measure(model: LanguageModel, items: Sequence[Item], *, static: Means | None
             "code": code_digest(),
             "is_static": static is not None,
             "tokens_before_plant": num_same,
-            "largest_difference_before_plant": 0.0,
             **{key: value for key, value in describe().items() if key != "command"},
         },
     )

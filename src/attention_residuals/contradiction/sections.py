@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from attention_residuals.contradiction.causal import DIRECTIONS
 from attention_residuals.contradiction.claims import Claim
 from attention_residuals.contradiction.effects import PRIMARY
 from attention_residuals.page import ReportFigure, Section
@@ -143,7 +144,7 @@ def _controls(routed: Result) -> Section:
 def _causes(routed: Result) -> Section:
     rows = [("seed, direction, patch", "metric", "moved, logits", "of a difference of", "share", "KL, nats")]
     for seed, one in routed.items():
-        for direction in ("repair", "break"):
+        for direction in DIRECTIONS:
             for patch in ("weights", "values", "both"):
                 found = one["causes"][direction][patch]
                 for metric in ("answer", "verdict"):

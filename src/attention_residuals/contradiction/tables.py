@@ -5,6 +5,7 @@ import io
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from attention_residuals.contradiction.causal import DIRECTIONS
 from attention_residuals.contradiction.claims import Claim
 from attention_residuals.contradiction.study import ITEM_SETS
 from attention_residuals.data.synthetic import StepItems
@@ -170,7 +171,7 @@ def _restoration(routed: Result) -> Iterator[tuple[Any, ...]]:
         "mass",
     )
     for seed, one in routed.items():
-        for direction in ("repair", "break"):
+        for direction in DIRECTIONS:
             patches = one["causes"][direction]
             for patch, found in patches.items():
                 for metric in ("answer", "verdict"):

@@ -20,7 +20,7 @@ from scipy.special import nctdtrinc, stdtrit
 from attention_residuals.errors import ConfigError, NonFiniteError, is_count
 from attention_residuals.stats.units import cluster_sums, one_row
 
-__all__ = ["EffectSize", "SignFlip", "effect_size", "flipped_sums", "sign_flip"]
+__all__ = ["EffectSize", "SignFlip", "effect_size", "flip_p", "flipped_sums", "sign_flip"]
 
 Numbers = npt.NDArray[np.float64]
 
@@ -85,14 +85,25 @@ def sign_flip(
     """
     effects = one_row(effects, least=1)
     sums = effects if clusters is None else cluster_sums(effects, np.asarray(clusters))
-    turned, is_exact = flipped_sums(sums[:, None], num_flips, seed)
+    p, num_ways, is_exact = flip_p(sums[:, None], num_flips, seed)
+    smallest = min(1.0, 2 / num_ways) if is_exact else 1 / (1 + num_ways)
+    return SignFlip(float(effects.mean()), float(p[0]), smallest, len(sums), is_exact)
+
+
+def flip_p(sums_IC: Numbers, num_flips: int, seed: int) -> tuple[Numbers, int, bool]:
+    """Tests each column by itself: how often a sum with signs turned is as far from 0 as the measured one.
+
+    Returns:
+        p of each column, the number of ways that signs were turned, and whether these are all there are.
+
+    Raises:
+        ConfigError: num_flips is below 1.
+    """
+    turned, is_exact = flipped_sums(sums_IC, num_flips, seed)
     # Rounding must not decide about flips that are the measured one again.
-    reached = np.abs(turned[:, 0]) >= abs(sums.sum()) - 1e-12 * np.abs(sums).sum()
-    if is_exact:
-        p, smallest = reached.mean(), min(1.0, 2 / len(reached))
-    else:
-        p, smallest = (1 + reached.sum()) / (1 + len(reached)), 1 / (1 + len(reached))
-    return SignFlip(float(effects.mean()), float(p), float(smallest), len(sums), is_exact)
+    reached = (np.abs(turned) >= np.abs(sums_IC.sum(0)) - 1e-12 * np.abs(sums_IC).sum(0)).sum(0)
+    p = reached / len(turned) if is_exact else (1 + reached) / (1 + len(turned))
+    return np.asarray(p), len(turned), is_exact
 
 
 def flipped_sums(sums_IC: Numbers, num_flips: int, seed: int) -> tuple[Numbers, bool]:

@@ -1,18 +1,19 @@
 """Training texts: consistent stories, and a stated share in which it pays to notice that one is not.
 
-What follows the steps of a text: The **answer**, which follows from the statements, never from a claim that
+Five things follow the steps of a text. The **answer** follows from the statements, never from a claim that
 contradicts them: where most claims are right, going on from the claim is a good habit, and going back to the
 statement is a better one. The **verdict** says ``fine`` or ``conflict``: to predict it, a model has to compare
-the claim with what was stated, in every text. The **recap** says a value of every thing once more, in any
-order, with a verdict on each, and after ``conflict`` the true value: looking a value up by its thing and
-comparing it is what all else is built on, and the steps of a text hardly teach it. The **facts** move values
-without any thing: ``9 plus 2 is 11``; a claim needs that besides, and seldom teaches it before it is known.
-Items end before verdict, recap and facts.
+the claim with what was stated, in every text. The **recap** says the true value of every thing once more, in
+any order: looking a value up by its thing is what all else is built on, and the steps of a text hardly teach
+it. The **graded recap** says a value of every thing with a verdict on it, and after ``conflict`` the true one:
+comparing is the other half. The **facts** move values without any thing, as in ``9 plus 2 is 11``; a claim
+needs that besides. Items end before the verdict. A share of the texts are **lists**: many things, each with a
+value of its own, and their recap, from which binding values to things is learnt soonest.
 
-Only some words count in the loss: claimed values, remarks, answers, verdicts, true values after a wrong one in
-a recap, results of facts. All others are drawn at random, or always follow, and to predict those teaches
-nothing that is asked here: with all words scored, a small model takes many times as long to bind values to
-things. So the models predict nothing of use at other words.
+Only some words count in the loss: claimed values, remarks, answers, verdicts, values of recaps, true values
+after a wrong one, results of facts. All others are drawn at random, or always follow, and to predict those
+teaches nothing that is asked here: with all words scored, a small model takes many times as long to prefer
+values that stand in the text. So the models predict nothing of use at other words.
 
 The verdict comes after the answer, and the answer follows from the statements, so the two texts of a pair
 hold the same tokens from the claim to the end, the answer included.
