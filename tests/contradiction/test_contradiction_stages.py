@@ -60,7 +60,6 @@ def passing(trained, piloted):
     """The same with a gate that stands open, to see what comes behind it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(behaviour, "LEAST_SHARE", -1.0)
-        patch.setattr(behaviour, "LEAST_SURPRISE_P", 2.0)
         patch.setattr(behaviour, "_is_surprised", lambda found: True)
         agreed = AGREED._replace(sha256="2" * 64, pilot=piloted["filled_in"]["pilot"])
         return stages.confirm(SMALL, trained, agreed)
@@ -167,7 +166,7 @@ def test_a_failing_gate_gives_a_report_without_claims_about_routing(trained, fai
         run_study(SMALL, trained, trained / "none.md", stage="report", progress=False)
 
 
-def test_what_stands_behind_the_gate_is_complete(passing, trained, monkeypatch):
+def test_what_stands_behind_the_gate_is_complete(passing):
     (one,) = passing["seeds"].values()
     assert len(one["routing"]["controls"]) == 12
     for name in ("before the plant", "untrained and zero-query", "static weights"):
