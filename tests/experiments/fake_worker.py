@@ -14,6 +14,22 @@ from pathlib import Path
 HEADER = "stage,arm,setting,seed,config,quantity,step,place,value\n"
 
 
+def others_came(path, number):
+    """Notes that this run is under way until so many have begun and a moment has passed; tells whether they have."""
+
+    def note(change):
+        with path.open("a") as file:
+            file.write(f"{change}\n")
+
+    note("+1")
+    patience = time.monotonic() + 5
+    while (are_few := path.read_text().split().count("+1") < number) and time.monotonic() < patience:
+        time.sleep(0.02)
+    time.sleep(0.2)  # in which one too many would begin
+    note("-1")
+    return not are_few
+
+
 def main():
     ways, folder, results, name = json.loads(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
     cell = json.loads((folder / "cells" / f"{name}.json").read_text())["cell"]
@@ -39,6 +55,10 @@ def main():
     if way == "crashes":
         print("Traceback ...\nOSError: the disk is full\n", flush=True)
         return 1
+    if way.startswith("waits for "):
+        if not others_came(folder / "under-way.txt", int(way.removeprefix("waits for "))):
+            return 1
+        way = "done"
     key = f"{cell['stage']},{cell['arm']},{cell['setting']},{cell['train']['seed']},{ways['config'][name]}"
     status = "done" if way in ("done", "killed once") else way
     lines = f"{key},validation loss,4,,3.5\n{key},status,,,{status}\n"

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -75,11 +76,23 @@ def test_every_run_is_done_once_and_never_again(go):
     assert after == started
 
 
-def test_as_many_runs_at_a_time_as_there_are_workers(go, tmp_path):
+def test_no_worker_is_refused(go):
     with pytest.raises(ConfigError, match="workers"):
         go(workers=0)
+
+
+def test_one_worker_takes_the_runs_in_their_order(go):
     _, _, started, _ = go(workers=1)
     assert started == ["standard 0", "block 0", "standard 1", "block 1"]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_so_many_runs_are_under_way_at_once_and_no_more(go, tmp_path, workers):
+    runs = [f"{one.key.arm} {one.key.seed}" for one in CELLS]
+    ended, _, _, _ = go(dict.fromkeys(runs, f"waits for {workers}"), workers=workers)
+    assert ended.is_finished
+    changes = (tmp_path / "under-way.txt").read_text().split()
+    assert max(accumulate(map(int, changes))) == workers
 
 
 @pytest.mark.parametrize("status", ["diverged: a loss of nan", "out of memory: 3 GB"])
@@ -144,11 +157,11 @@ def test_a_torn_last_line_is_reported_and_its_run_is_done_again(go, tmp_path):
     go(cells=CELLS[:1])
     path = tmp_path / "results.csv"
     path.write_bytes(path.read_bytes()[:-30])
-    _, _, _, notes = go(cells=())
+    # A pretender that ended well would append without looking, which the real one does not.
+    _, table, started, notes = go({"standard 0": "crashes"}, cells=CELLS[:1])
     assert any("does not count" in note for note in notes)
-    # The pretender appends without looking, which the real one does not.
-    path.unlink()
-    assert go(cells=CELLS[:1])[2] == ["standard 0", "standard 0"]
+    assert not table.outcomes
+    assert started == ["standard 0", "standard 0"]
 
 
 @pytest.fixture
