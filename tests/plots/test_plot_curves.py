@@ -25,7 +25,7 @@ def test_curves_hold_their_points():
 
 def test_what_cannot_be_drawn_is_refused():
     for curves in ({}, {"a": []}):
-        with pytest.raises(ConfigError, match="one curve or more"):
+        with pytest.raises(ConfigError, match="one line or more"):
             curve_plot(curves, y_label="share", **WORDS)
     with pytest.raises(ConfigError, match="logarithmic"):
         curve_plot({"a": [(0.0, 1.0)]}, y_label="share", logarithmic=True, **WORDS)

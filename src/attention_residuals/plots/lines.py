@@ -1,4 +1,4 @@
-"""Lines: losses over a run, and values layer by layer."""
+"""Lines: losses over a run, values layer by layer, and curves over what a study has varied."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from attention_residuals.errors import ConfigError, NonFiniteError
 from attention_residuals.plots import style
 
-__all__ = ["layer_profile", "loss_curves"]
+__all__ = ["curve_plot", "layer_profile", "loss_curves"]
 
 
 def loss_curves(
@@ -44,8 +44,8 @@ def loss_curves(
         >>> [line.get_label() for line in figure.axes[0].lines]
         ['standard (last 3.100)', 'Block AttnRes (last 3.000)']
     """
-    _check({name: [value for point in points for value in point] for name, points in curves.items()})
-    lines = {name: np.array(points, dtype=float) for name, points in curves.items()}
+    _check_points(curves)
+    lines = _arrays(curves)
     every_x = np.concatenate(list(lines.values()))[:, 0]
     middle = (every_x.min() + every_x.max()) / 2
     late = {name: line[line[:, 0] >= middle] for name, line in lines.items()}
@@ -93,17 +93,13 @@ def layer_profile(
         [0.0, 1.0, 2.0]
     """
     _check(profiles)
-    lowest = min(min(values) for values in profiles.values())
-    if logarithmic and lowest <= 0:
-        raise ConfigError(
-            got=f"{lowest} on a logarithmic axis", expected="values above 0", do="pass logarithmic=False"
-        )
+    every_value = [value for values in profiles.values() for value in values]
+    if logarithmic:
+        _check_logarithms(every_value)
     with style.applied():
         figure = style.new_figure(title, footer, width=7.5, body=3.8, key=_key(profiles))
         axes = figure.add_subplot()
-        _draw(
-            axes, {name: np.array(list(enumerate(values)), dtype=float) for name, values in profiles.items()}
-        )
+        _draw(axes, {name: np.array(list(enumerate(values)), float) for name, values in profiles.items()})
         _add_names(figure, list(profiles))
         axes.set_xlabel("layer")
         axes.set_ylabel(style.plain(y_label))
@@ -113,8 +109,56 @@ def layer_profile(
             axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
             axes.yaxis.set_major_formatter(ticker.StrMethodFormatter("{x:g}"))
             axes.yaxis.set_minor_formatter(ticker.NullFormatter())
-        elif lowest >= 0:
+        elif min(every_value) >= 0:
             axes.set_ylim(bottom=0)
+    return figure
+
+
+def curve_plot(
+    curves: Mapping[str, Sequence[tuple[float, float]]],
+    *,
+    x_label: str,
+    y_label: str,
+    title: str,
+    footer: str,
+    logarithmic: bool = False,
+) -> Figure:
+    """Draws a curve for each name.
+
+    Args:
+        curves: By name, (x, y) points in the order of x.
+        x_label: What x is, with its unit.
+        y_label: What y is, with its unit.
+        title: What the figure shows.
+        footer: What it is from.
+        logarithmic: Both axes, so that a power law is a straight line.
+
+    Raises:
+        ConfigError: No curve, an empty one, or a number of 0 or less on a logarithmic axis.
+        NonFiniteError: A number that is NaN or infinite.
+
+    Example:
+        >>> figure = curve_plot(
+        ...     {"block": [(1.0, 0.9), (2.0, 0.7)]}, x_label="hops", y_label="share", title="Answers", footer="1 seed"
+        ... )
+        >>> figure.axes[0].get_xlabel()
+        'hops'
+    """
+    _check_points(curves)
+    if logarithmic:
+        _check_logarithms([number for points in curves.values() for point in points for number in point])
+    with style.applied():
+        figure = style.new_figure(title, footer, width=7.5, body=3.8, key=_key(curves))
+        axes = figure.add_subplot()
+        _draw(axes, _arrays(curves))
+        _add_names(figure, list(curves))
+        axes.set_xlabel(style.plain(x_label))
+        axes.set_ylabel(style.plain(y_label))
+        if logarithmic:
+            axes.set_xscale("log")
+            axes.set_yscale("log")
+            axes.yaxis.set_major_formatter(ticker.StrMethodFormatter("{x:g}"))
+            axes.yaxis.set_minor_formatter(ticker.StrMethodFormatter("{x:g}"))
     return figure
 
 
@@ -143,6 +187,23 @@ def _add_names(figure: Figure, names: Sequence[str]) -> None:
     for line, name in zip(handles, names, strict=True):
         line.set_label(style.plain(name))
     style.add_key(figure, list(handles), ncols=1, indent=0.4)
+
+
+def _arrays(curves: Mapping[str, Sequence[tuple[float, float]]]) -> dict[str, npt.NDArray[np.float64]]:
+    return {name: np.array(points, dtype=float) for name, points in curves.items()}
+
+
+def _check_points(curves: Mapping[str, Sequence[tuple[float, float]]]) -> None:
+    _check({name: [number for point in points for number in point] for name, points in curves.items()})
+
+
+def _check_logarithms(numbers: Sequence[float]) -> None:
+    if min(numbers) <= 0:
+        raise ConfigError(
+            got=f"{min(numbers)} on a logarithmic axis",
+            expected="values above 0",
+            do="pass logarithmic=False",
+        )
 
 
 def _check(lines: Mapping[str, Sequence[float]]) -> None:
