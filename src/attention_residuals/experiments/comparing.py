@@ -1,6 +1,6 @@
 """Arms beside a baseline: differences paired by seed, their intervals, and how many seeds would show an effect."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from statistics import mean
 from typing import NamedTuple
 
@@ -15,6 +15,8 @@ __all__ = [
     "by_seed",
     "difference",
     "final_loss",
+    "gaps",
+    "gaps_header",
     "mean_of",
     "plus_minus",
     "unfinished",
@@ -93,6 +95,30 @@ def difference(arm: Mapping[int, float], baseline: Mapping[int, float]) -> Diffe
     return Difference(seeds, mean(gaps), seed_interval(gaps), needed)
 
 
+def gaps_header(arms: Iterable[str]) -> tuple[str, ...]:
+    """Heads the columns that ``gaps`` fills.
+
+    Example:
+        >>> gaps_header(("standard", "block"))
+        ('block less standard [95 %]',)
+    """
+    return tuple(f"{arm} less standard [95 %]" for arm in arms if arm != "standard")
+
+
+def gaps(numbers: Mapping[str, Mapping[int, float]]) -> tuple[str, ...]:
+    """Writes what every other arm is beside the standard model, for a table.
+
+    Args:
+        numbers: By arm, a number for each seed.
+
+    Example:
+        >>> gaps({"standard": {0: 2.0}, "block": {0: 1.5}})
+        ('-0.5000 (1 seed)',)
+    """
+    base = numbers["standard"]
+    return tuple(difference(own, base).told() for arm, own in numbers.items() if arm != "standard")
+
+
 def mean_of(numbers: Mapping[int, float]) -> str:
     """Writes the mean over seeds for a table.
 
@@ -103,17 +129,17 @@ def mean_of(numbers: Mapping[int, float]) -> str:
     return f"{mean(numbers.values()):.4f}" if numbers else "-"
 
 
-def plus_minus(numbers: Mapping[int, float], form: str = ".3f") -> str:
+def plus_minus(numbers: Mapping[int, float]) -> str:
     """Writes the mean over seeds with its interval, where there are 2 seeds or more.
 
     Example:
-        >>> plus_minus({0: 1.0, 1: 2.0, 2: 3.0}), plus_minus({0: 1.0}, ".1f")
-        ('2.000 [-0.484, 4.484]', '1.0 (1 seed)')
+        >>> plus_minus({0: 1.0, 1: 2.0, 2: 3.0}), plus_minus({0: 1.0})
+        ('2.000 [-0.484, 4.484]', '1.000 (1 seed)')
     """
     if len(numbers) < 2:
-        return f"{mean(numbers.values()):{form}} (1 seed)" if numbers else "-"
+        return f"{mean(numbers.values()):.3f} (1 seed)" if numbers else "-"
     found = seed_interval(list(numbers.values()))
-    return f"{found.estimate:{form}} [{found.low:{form}}, {found.high:{form}}]"
+    return f"{found.estimate:.3f} [{found.low:.3f}, {found.high:.3f}]"
 
 
 def unfinished(table: Table) -> tuple[Grid, ...]:

@@ -12,18 +12,7 @@ from attention_residuals.models import DecoderConfig
 from attention_residuals.parallel.estimate import operations
 from attention_residuals.train import TrainConfig
 
-__all__ = [
-    "PETAFLOPS_DAY",
-    "UTILISATION",
-    "Cost",
-    "Hardware",
-    "cost_of",
-    "training_flops",
-    "visible_hardware",
-]
-
-PETAFLOPS_DAY = 1e15 * 86_400
-"""Operations of a petaflop/s-day, the unit of the paper's C."""
+__all__ = ["UTILISATION", "Cost", "Hardware", "cost_of", "training_flops", "visible_hardware"]
 
 UTILISATION = 0.4
 """Share of the measured speed of a large matrix product that training is taken to reach. A guess, and stated."""

@@ -6,7 +6,14 @@ from statistics import mean
 from typing import ClassVar
 
 from attention_residuals.experiments.cell import Cell, Text
-from attention_residuals.experiments.comparing import by_seed, difference, mean_of, plus_minus, unfinished
+from attention_residuals.experiments.comparing import (
+    by_seed,
+    gaps,
+    gaps_header,
+    mean_of,
+    plus_minus,
+    unfinished,
+)
 from attention_residuals.experiments.experiment import Experiment, Grid, Report, Scale
 from attention_residuals.experiments.measures import Dynamics
 from attention_residuals.experiments.recipe import Recipe
@@ -127,11 +134,8 @@ class TrainingDynamics(Experiment):
         rows = []
         for step in steps:
             losses = {arm: by_seed(table, "main", arm, quantity=_loss_at(step)) for arm in ARMS}
-            gap = difference(losses["block"], losses["standard"]).told()
-            rows.append((str(step), *(mean_of(losses[arm]) for arm in ARMS), gap))
-        return Grid(
-            "Validation loss, nats a token", ("step", *ARMS, "block less standard [95 %]"), tuple(rows)
-        )
+            rows.append((str(step), *map(mean_of, losses.values()), *gaps(losses)))
+        return Grid("Validation loss, nats a token", ("step", *ARMS, *gaps_header(ARMS)), tuple(rows))
 
     def _magnitudes(self, table: Table) -> Grid:
         rows = []

@@ -6,11 +6,11 @@ from statistics import mean
 from typing import ClassVar
 
 from attention_residuals.experiments.cell import Cell, Text
-from attention_residuals.experiments.comparing import by_seed, difference, plus_minus, unfinished
+from attention_residuals.experiments.comparing import by_seed, gaps, gaps_header, plus_minus, unfinished
 from attention_residuals.experiments.experiment import Experiment, Grid, Report, Scale
 from attention_residuals.experiments.measures import Removal
 from attention_residuals.experiments.recipe import Recipe
-from attention_residuals.experiments.recipes import main_arms, recipe_at, texts_at
+from attention_residuals.experiments.recipes import MAIN_ARMS, main_arms, recipe_at, texts_at
 from attention_residuals.experiments.results import Outcome, Table
 from attention_residuals.plots import curve_plot, layer_profile
 
@@ -72,7 +72,7 @@ class Pruning(Experiment):
             f"Scale: {self.scale}. A cost is the loss without the layers less the loss with all, on the same windows. "
             "The least useful layers were chosen on other windows. The paper has no such study.",
         ]
-        arms = {arm: list(table.done("main", arm).values()) for arm in main_arms(2)}
+        arms = {arm: list(table.done("main", arm).values()) for arm in MAIN_ARMS}
         known = {arm: runs for arm, runs in arms.items() if runs}
         figures = {}
         if known:
@@ -108,17 +108,10 @@ class Pruning(Experiment):
     def _grid(self, table: Table, way: str) -> Grid:
         rows = []
         for count in self.measure.counts:
-            cost = {
-                arm: by_seed(table, "main", arm, quantity=_Cost(WAYS[way], count)) for arm in main_arms(2)
-            }
-            gaps = [difference(cost[arm], cost["standard"]).told() for arm in ("block", "full")]
-            rows.append((str(count), *(plus_minus(cost[arm]) for arm in cost), *gaps))
-        header = (
-            "layers out",
-            *(f"{arm} [95 %]" for arm in main_arms(2)),
-            "block less standard [95 %]",
-            "full less standard [95 %]",
-        )
+            read = _Cost(WAYS[way], count)
+            costs = {arm: by_seed(table, "main", arm, quantity=read) for arm in MAIN_ARMS}
+            rows.append((str(count), *map(plus_minus, costs.values()), *gaps(costs)))
+        header = ("layers out", *(f"{arm} [95 %]" for arm in MAIN_ARMS), *gaps_header(MAIN_ARMS))
         return Grid(f"Rise of the loss without {way} layers, nats a token", header, tuple(rows))
 
 

@@ -10,7 +10,7 @@ from attention_residuals.layers.residual import AttnRes, ResidualConfig, Standar
 from attention_residuals.models import presets
 from attention_residuals.train import Muon
 
-__all__ = ["LAPTOP", "PAPER_RUNS", "SMOKE", "main_arms", "paper_recipe", "recipe_at", "texts_at"]
+__all__ = ["LAPTOP", "MAIN_ARMS", "PAPER_RUNS", "SMOKE", "main_arms", "paper_recipe", "recipe_at", "texts_at"]
 
 SMOKE = Recipe(
     shape=Shape(num_layers=3, width=16, num_heads=2, head_width=8, mlp_width=24),
@@ -89,15 +89,16 @@ def texts_at(scale: Scale) -> Mapping[str, Text]:
     return {"text": Text(StepDocuments(num_documents=300), tokenizer=step_tokenizer())}
 
 
+MAIN_ARMS = ("standard", "block", "full")
+"""Names of the three rules that most studies compare."""
+
+
 def main_arms(num_layers: int) -> dict[str, ResidualConfig]:
-    """Returns the three rules that most studies compare; Block has about 8 blocks, as in the paper.
+    """Returns the rules of ``MAIN_ARMS``; Block has about 8 blocks, as in the paper.
 
     Example:
         >>> main_arms(16)["block"].sublayers_per_block
         4
     """
-    return {
-        "standard": StandardResidual(),
-        "block": AttnRes(sublayers_per_block=max(1, round(2 * num_layers / 8))),
-        "full": AttnRes(sublayers_per_block=1),
-    }
+    block = AttnRes(sublayers_per_block=max(1, round(2 * num_layers / 8)))
+    return dict(zip(MAIN_ARMS, (StandardResidual(), block, AttnRes(sublayers_per_block=1)), strict=True))

@@ -7,11 +7,11 @@ from typing import ClassVar
 
 from attention_residuals.data.synthetic.binding import BindingDocuments, BindingItems, binding_tokenizer
 from attention_residuals.experiments.cell import Cell, Text
-from attention_residuals.experiments.comparing import by_seed, difference, plus_minus, unfinished
+from attention_residuals.experiments.comparing import by_seed, gaps, gaps_header, plus_minus, unfinished
 from attention_residuals.experiments.experiment import Experiment, Grid, Report, Scale, unknown_scale
 from attention_residuals.experiments.measures import Answers
 from attention_residuals.experiments.recipe import Recipe
-from attention_residuals.experiments.recipes import LAPTOP, SMOKE, main_arms
+from attention_residuals.experiments.recipes import LAPTOP, MAIN_ARMS, SMOKE, main_arms
 from attention_residuals.experiments.results import Outcome, Table
 from attention_residuals.plots import curve_plot
 
@@ -120,18 +120,17 @@ class DepthRetrieval(Experiment):
     def _grid(self, table: Table, name: str) -> Grid:
         rows = []
         for hops in range(1, self.documents.chain_length + 1):
-            right = {arm: by_seed(table, name, arm, quantity=_Right(hops)) for arm in main_arms(2)}
-            gaps = [difference(right[arm], right["standard"]).told() for arm in ("block", "full")]
+            right = {arm: by_seed(table, name, arm, quantity=_Right(hops)) for arm in MAIN_ARMS}
             held_out = "" if hops in self.documents.trained_hops else ", held out"
-            rows.append((f"{hops}{held_out}", *(plus_minus(right[arm]) for arm in right), *gaps))
+            rows.append((f"{hops}{held_out}", *map(plus_minus, right.values()), *gaps(right)))
         title = f"Share of right answers, {name}; chance {self.items(name).chance:.4g}"
-        gaps_header = ("block less standard [95 %]", "full less standard [95 %]")
-        return Grid(title, ("hops", *(f"{arm} [95 %]" for arm in main_arms(2)), *gaps_header), tuple(rows))
+        header = ("hops", *(f"{arm} [95 %]" for arm in MAIN_ARMS), *gaps_header(MAIN_ARMS))
+        return Grid(title, header, tuple(rows))
 
     def _curves(self, table: Table, name: str) -> dict[str, list[tuple[float, float]]]:
         every = range(1, self.documents.chain_length + 1)
         curves: dict[str, list[tuple[float, float]]] = {}
-        for arm in main_arms(2):
+        for arm in MAIN_ARMS:
             runs = list(table.done(name, arm).values())
             if runs:
                 curves[arm] = [(float(hops), mean(_Right(hops)(run) for run in runs)) for hops in every]

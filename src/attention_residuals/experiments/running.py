@@ -1,6 +1,6 @@
 """A study from its texts to its report: prepared, priced, queued, and written up."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from attention_residuals.data import Corpus, prepare
@@ -53,18 +53,16 @@ def opened_texts(experiment: Experiment, folder: Path, brought: Path | None = No
     return found
 
 
-def foreseen_cost(experiment: Experiment, vocab_sizes: Mapping[str, int] | None = None) -> Cost:
+def foreseen_cost(experiment: Experiment) -> Cost:
     """Says what all runs of a study cost, as far as can be foreseen.
 
     Args:
-        experiment: The study.
-        vocab_sizes: Of its texts; by default what they ask for, or that of the paper's models.
+        experiment: The study. Vocabularies are as large as its texts ask for, or as that of the paper's models.
     """
-    if vocab_sizes is None:
-        vocab_sizes = {
-            name: text.vocab_size or (text.tokenizer.vocab_size if text.tokenizer else USUAL_VOCABULARY)
-            for name, text in experiment.texts().items()
-        }
+    vocab_sizes = {
+        name: text.vocab_size or (text.tokenizer.vocab_size if text.tokenizer else USUAL_VOCABULARY)
+        for name, text in experiment.texts().items()
+    }
     return cost_of(cell.train for cell in experiment.foreseen(vocab_sizes))
 
 

@@ -8,12 +8,20 @@ from typing import ClassVar
 
 from attention_residuals.errors import ConfigError
 from attention_residuals.experiments.cell import Cell, Text
-from attention_residuals.experiments.comparing import by_seed, difference, final_loss, mean_of, unfinished
+from attention_residuals.experiments.comparing import (
+    by_seed,
+    final_loss,
+    gaps,
+    gaps_header,
+    mean_of,
+    unfinished,
+)
 from attention_residuals.experiments.experiment import Experiment, Grid, Report, Scale
 from attention_residuals.experiments.measures import FinalLoss
 from attention_residuals.experiments.recipe import Recipe, Shape
 from attention_residuals.experiments.recipes import (
     LAPTOP,
+    MAIN_ARMS,
     PAPER_RUNS,
     SMOKE,
     main_arms,
@@ -126,7 +134,7 @@ class Scaling(Experiment):
             "and head included). The paper does not say how it counts.",
         ]
         grids, figures = [self._losses(table)], {}
-        runs = {arm: self._points(table, arm) for arm in main_arms(2)}
+        runs = {arm: self._points(table, arm) for arm in MAIN_ARMS}
         known = sorted({compute for points in runs.values() for compute, _ in points})
         if len(known) >= 2:
             unit = geometric_mean(known)
@@ -147,7 +155,7 @@ class Scaling(Experiment):
         return sorted(_point(one) for key, one in done.items() if seed in (None, key.seed))
 
     def _means(self, table: Table) -> dict[str, list[tuple[float, float]]]:
-        curves: dict[str, list[tuple[float, float]]] = {arm: [] for arm in main_arms(2)}
+        curves: dict[str, list[tuple[float, float]]] = {arm: [] for arm in MAIN_ARMS}
         for (name, _), arm in ((size, arm) for size in self.sizes for arm in curves):
             points = [_point(one) for one in table.done("main", arm, name).values()]
             if points:
@@ -157,9 +165,8 @@ class Scaling(Experiment):
     def _losses(self, table: Table) -> Grid:
         rows = []
         for name, recipe in self.sizes:
-            losses = {arm: by_seed(table, "main", arm, name) for arm in main_arms(2)}
-            base, paper = losses["standard"], PAPER_SCALING.get(name)
-            gaps = [difference(losses[arm], base).told() for arm in ("block", "full")]
+            losses = {arm: by_seed(table, "main", arm, name) for arm in MAIN_ARMS}
+            paper = PAPER_SCALING.get(name)
             told = "-" if paper is None else " / ".join(f"{loss:.3f}" for loss in paper)
             compute = [_point(one)[0] for one in table.done("main", "standard", name).values()]
             rows.append(
@@ -167,9 +174,9 @@ class Scaling(Experiment):
                     name,
                     f"{recipe.shape.num_parameters:,}",
                     f"{compute[0]:.3g}" if compute else "-",
-                    str(len(base)),
-                    *(mean_of(losses[arm]) for arm in losses),
-                    *gaps,
+                    str(len(losses["standard"])),
+                    *map(mean_of, losses.values()),
+                    *gaps(losses),
                     told,
                 )
             )
@@ -178,9 +185,8 @@ class Scaling(Experiment):
             "parameters in layers",
             "C, FLOP",
             "seeds",
-            *main_arms(2),
-            "block less standard [95 %]",
-            "full less standard [95 %]",
+            *MAIN_ARMS,
+            *gaps_header(MAIN_ARMS),
             "paper: standard / block / full",
         )
         return Grid("Validation loss, nats a token", header, tuple(rows))

@@ -7,7 +7,7 @@ from statistics import mean
 from typing import ClassVar
 
 from attention_residuals.experiments.cell import Cell, Text
-from attention_residuals.experiments.comparing import Difference, by_seed, difference, mean_of, unfinished
+from attention_residuals.experiments.comparing import by_seed, gaps, gaps_header, mean_of, unfinished
 from attention_residuals.experiments.cost import training_flops
 from attention_residuals.experiments.experiment import Experiment, Grid, Report, Scale
 from attention_residuals.experiments.measures import FinalLoss
@@ -170,17 +170,16 @@ class ShapeGrid(Experiment):
         for width, heads in product(self.widths_per_layer, self.heads_per_layer):
             shape = shaped(self.num_parameters, width, heads)
             losses = {arm: by_seed(table, "main", arm, _setting(width, heads)) for arm in ARMS}
-            found: Difference = difference(losses["full"], losses["standard"])
             rows.append(
                 (
                     f"{width:g}",
                     f"{heads:g}",
                     f"{shape.num_layers} x {shape.width}, {shape.num_heads} heads, {shape.num_parameters:,}",
-                    *(mean_of(losses[arm]) for arm in ARMS),
-                    found.told(),
+                    *map(mean_of, losses.values()),
+                    *gaps(losses),
                 )
             )
-        header = ("D / L", "H / L", "L x D, H, parameters", *ARMS, "full less standard [95 %]")
+        header = ("D / L", "H / L", "L x D, H, parameters", *ARMS, *gaps_header(ARMS))
         return Grid("Validation loss, nats a token", header, tuple(rows))
 
     def _losses(self, table: Table, arm: str) -> dict[tuple[float, float], float]:
