@@ -208,14 +208,16 @@ def test_a_rate_that_diverges_is_no_candidate_and_all_of_them_are_an_error():
 def test_the_ablations_table_says_difference_interval_seeds_and_the_papers_number():
     study = LAPTOP["ablation"]
     found, _ = all_done(study)
-    row = row_of(study.report(found), "Loss by residual rule", "full")
+    report = study.report(found)
+    row = row_of(report, "Loss by residual rule", "full")
     gaps = [-0.03 + 0.001 * (math.sin(1000 * seed + 4) - math.sin(1000 * seed + 8)) for seed in range(5)]
     told = difference(dict(enumerate(gaps)), dict.fromkeys(range(5), 0.0))
     assert row["less standard [95 %]"] == told.told()
     assert row["seeds"] == "5"
     assert row["seeds that would show 0.02"] == str(told.needed)
     assert (row["paper"], row["paper less standard"]) == ("1.737", "-0.029")
-    assert row_of(study.report(found), "Loss by residual rule", "delta")["paper"] == "-"
+    assert row_of(report, "Loss by residual rule", "delta")["paper"] == "-"
+    assert any("each by itself: of 19, 0.95 are expected to miss" in line for line in report.lines)
     assert set(PAPER_LOSSES) <= set(study.arms())
 
 

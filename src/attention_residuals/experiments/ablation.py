@@ -8,18 +8,11 @@ from typing import ClassVar
 
 from attention_residuals.errors import DataError
 from attention_residuals.experiments.cell import Cell, Text
-from attention_residuals.experiments.comparing import (
-    WANTED,
-    Difference,
-    by_seed,
-    difference,
-    mean_of,
-    unfinished,
-)
+from attention_residuals.experiments.comparing import WANTED, by_seed, difference, mean_of, unfinished
 from attention_residuals.experiments.experiment import Experiment, Grid, Report, Scale
 from attention_residuals.experiments.measures import FinalLoss
 from attention_residuals.experiments.recipe import Recipe
-from attention_residuals.experiments.recipes import main_arms, recipe_at, texts_at
+from attention_residuals.experiments.recipes import recipe_at, texts_at
 from attention_residuals.experiments.results import Table
 from attention_residuals.layers.residual import (
     AttnRes,
@@ -34,6 +27,7 @@ from attention_residuals.layers.residual import (
     ResidualConfig,
     Sigmoid,
     SlidingWindow,
+    StandardResidual,
     StaticMixing,
     ValueQuery,
 )
@@ -61,6 +55,9 @@ PAPER_LOSSES: dict[str, float] = {
     "block 4, raw keys": 1.750,
 }
 """Of the paper's 436 M row, one run each, nats a token."""
+
+SWEPT = ("standard", "block 4", "full")
+"""Arms for which the sweep looks for the best learning rate."""
 
 SWEEP_SEED = 1000
 """Of the sweep of learning rates, and of no other run: what is chosen on it says nothing about the others' luck."""
@@ -111,7 +108,7 @@ class Ablation(Experiment):
         size = 2 * shape.num_layers
         block = min(4, size)
         rules: dict[str, ResidualConfig] = {
-            "standard": main_arms(shape.num_layers)["standard"],
+            "standard": StandardResidual(),
             "full": AttnRes(sublayers_per_block=1),
             "block 4": AttnRes(sublayers_per_block=block),
             "mhc": ManifoldHyperConnections(),
@@ -145,7 +142,7 @@ class Ablation(Experiment):
         sweep = self._sweep(vocab_sizes)
         if any(cell.key not in table.outcomes for cell in sweep):
             return sweep
-        best = {arm: self.best_rate(table, arm) for arm in ("standard", "block 4", "full")}
+        best = {arm: self.best_rate(table, arm) for arm in SWEPT}
         rate = best.pop("standard")
         if rate is None:
             raise DataError(
@@ -173,21 +170,19 @@ class Ablation(Experiment):
         lines = [f"Question: {self.question}", f"Scale: {self.scale}; recipe: {self.recipe}."]
         if rate is not None:
             grids.append(self._main_grid(table, _setting(rate)))
-            found = {arm: self._less_standard(table, arm, _setting(rate)) for arm in self.arms()}
-            shown = {arm: one.interval for arm, one in found.items() if one.interval is not None}
-            shown.pop("standard", None)
+            losses = {arm: by_seed(table, "main", arm, _setting(rate)) for arm in self.arms()}
+            base = losses.pop("standard")
+            found = {arm: difference(own, base) for arm, own in losses.items()}
             lines.append(
                 f"All main runs have the rate that is best for the standard model, {rate:g}. Differences are paired by "
-                "seed, with Student's intervals of 95 %, each by itself: of 20 arms, one is expected to miss. Arms "
-                "after the first five are exploratory. The paper's numbers are single runs of another size and text."
+                f"seed, with Student's intervals of 95 %, each by itself: of {len(found)}, {0.05 * len(found):.2g} are "
+                "expected to miss. Arms after the first five are exploratory. The paper's numbers are single runs of "
+                "another size and text."
             )
+            shown = {arm: _beside_paper(arm, one.interval) for arm, one in found.items() if one.interval}
             if shown:
                 figures["ablation"] = interval_plot(
-                    {
-                        "residual rules": {
-                            arm: _beside_paper(arm, interval) for arm, interval in shown.items()
-                        }
-                    },
+                    {"residual rules": shown},
                     x_label="validation loss less that of the standard model, nats a token",
                     title="Residual rules beside the standard residual",
                     footer=f"{self.scale} scale; paired by seed, intervals of 95 %; the paper's are single runs",
@@ -206,9 +201,7 @@ class Ablation(Experiment):
 
     def _sweep(self, vocab_sizes: Mapping[str, int]) -> tuple[Cell, ...]:
         return tuple(
-            self._cell("sweep", arm, rate, SWEEP_SEED, vocab_sizes)
-            for rate in self.rates
-            for arm in ("standard", "block 4", "full")
+            self._cell("sweep", arm, rate, SWEEP_SEED, vocab_sizes) for rate in self.rates for arm in SWEPT
         )
 
     def _main(self, vocab_sizes: Mapping[str, int], rate: float) -> tuple[Cell, ...]:
@@ -237,9 +230,6 @@ class Ablation(Experiment):
         return Cell(
             stage=stage, arm=arm, setting=_setting(rate), text="text", train=train, measure=FinalLoss()
         )
-
-    def _less_standard(self, table: Table, arm: str, setting: str) -> Difference:
-        return difference(by_seed(table, "main", arm, setting), by_seed(table, "main", "standard", setting))
 
     def _main_grid(self, table: Table, setting: str) -> Grid:
         rows = []
@@ -278,16 +268,15 @@ class Ablation(Experiment):
         return Grid("Loss by residual rule", header, tuple(rows))
 
     def _sweep_grid(self, table: Table) -> Grid:
-        arms = ("standard", "block 4", "full")
         rows = tuple(
-            (f"{rate:g}", *(mean_of(by_seed(table, "sweep", arm, _setting(rate))) for arm in arms))
+            (f"{rate:g}", *(mean_of(by_seed(table, "sweep", arm, _setting(rate))) for arm in SWEPT))
             for rate in self.rates
         )
-        return Grid("Sweep of the learning rate: validation loss", ("rate", *arms), rows)
+        return Grid("Sweep of the learning rate: validation loss", ("rate", *SWEPT), rows)
 
     def _curves(self, table: Table) -> dict[str, list[tuple[float, float]]]:
         curves: dict[str, list[tuple[float, float]]] = {}
-        for arm in ("standard", "block 4", "full"):
+        for arm in SWEPT:
             found = {rate: by_seed(table, "sweep", arm, _setting(rate)) for rate in self.rates}
             points = [(rate, mean(losses.values())) for rate, losses in found.items() if losses]
             if points:
