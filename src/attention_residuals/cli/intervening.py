@@ -1,6 +1,5 @@
 """The commands that change what a model reads, and measure what that does."""
 
-import csv
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from tyro.conf import Positional, arg
 from attention_residuals.cli.app import Device, app
 from attention_residuals.cli.figures import contrasts, origin, save_each
 from attention_residuals.cli.names import Folder, Text, csv_of, device_of, encoded, opened, text_of
+from attention_residuals.csv_text import csv_text
 from attention_residuals.data import Corpus, Tokenizer
 from attention_residuals.durable import write_new
 from attention_residuals.errors import ConfigError
@@ -258,10 +258,8 @@ def sweep_command(
 
 
 def _write(swept: list[Swept], path: Path) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        rows = csv.writer(file, lineterminator="\n")
-        rows.writerow(("sites", "sources", "kl_nats", "loss_change_nats_per_token"))
-        rows.writerows(
-            (entry.edits[0]["sites"], entry.edits[0]["sources"], entry.divergence, entry.loss)
-            for entry in swept
-        )
+    head = ("sites", "sources", "kl_nats", "loss_change_nats_per_token")
+    rows = [
+        (entry.edits[0]["sites"], entry.edits[0]["sources"], entry.divergence, entry.loss) for entry in swept
+    ]
+    path.write_bytes(csv_text([head, *rows]).encode())

@@ -1,8 +1,6 @@
 """What the words of a command line mean: rules, texts, devices, run folders."""
 
 import ast
-import csv
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -11,6 +9,7 @@ import torch
 from tyro.conf import Positional, arg
 
 from attention_residuals.configs import decode
+from attention_residuals.csv_text import csv_text
 from attention_residuals.data import (
     HuggingFaceDataset,
     Shakespeare,
@@ -184,9 +183,7 @@ def csv_of(lines: Sequence[Sequence[str]]) -> str:
 
     A text that a spreadsheet would run gets an apostrophe, as in files of the page.
     """
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([map(_plain, cells) for cells in lines])
-    return text.getvalue()
+    return csv_text(map(_plain, cells) for cells in lines)
 
 
 def _plain(cell: str) -> str:

@@ -12,7 +12,8 @@ from attention_residuals.contradiction.figures import FIGURES, figures
 from attention_residuals.contradiction.models import model_of
 from attention_residuals.contradiction.sections import sections
 from attention_residuals.contradiction.study import Study
-from attention_residuals.contradiction.tables import TABLES, csv_bytes, tables
+from attention_residuals.contradiction.tables import TABLES, tables
+from attention_residuals.csv_text import csv_text
 from attention_residuals.data.synthetic import step_tokenizer
 from attention_residuals.durable import write_bytes
 from attention_residuals.errors import ConfigError
@@ -85,7 +86,8 @@ def write_report(study: Study, folder: Path, *, device: str = "cpu") -> tuple[Cl
 
 def _written(result: Result, claims: tuple[Claim, ...], folder: Path) -> dict[str, ReportFigure]:
     """Writes tables and figures, and takes away those of an earlier report that this one has not."""
-    files = {Path("tables", f"{name}.csv"): csv_bytes(rows) for name, rows in tables(result, claims).items()}
+    found = tables(result, claims)
+    files = {Path("tables", f"{name}.csv"): csv_text(rows).encode() for name, rows in found.items()}
     pictures = {}
     for name, drawn in figures(result, claims).items():
         png = png_bytes(drawn.figure)

@@ -1,7 +1,5 @@
 """The results as tables to read without the page: rows of texts, numbers with all their digits."""
 
-import csv
-import io
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,7 +8,7 @@ from attention_residuals.contradiction.claims import Claim
 from attention_residuals.contradiction.study import ITEM_SETS
 from attention_residuals.data.synthetic import StepItems
 
-__all__ = ["TABLES", "csv_bytes", "tables"]
+__all__ = ["TABLES", "tables"]
 
 Result = Mapping[str, Any]
 Rows = tuple[tuple[str, ...], ...]
@@ -64,18 +62,6 @@ def tables(result: Result, claims: Sequence[Claim]) -> dict[str, Rows]:
     return {
         name: tuple(tuple(map(_text, row)) for row in rows) for name, rows in found.items() if len(rows) > 1
     }
-
-
-def csv_bytes(rows: Rows) -> bytes:
-    r"""Writes rows as the bytes of a CSV file.
-
-    Example:
-        >>> csv_bytes((("seed", "p"), ("0", "0.5")))
-        b'seed,p\n0,0.5\n'
-    """
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    return text.getvalue().encode()
 
 
 def _text(value: Any) -> str:

@@ -1,7 +1,6 @@
 """The one CSV file of a study: what every run has found, appended run by run, whole or not at all."""
 
 import csv
-import io
 import math
 import os
 from collections.abc import Iterable, Mapping
@@ -9,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from attention_residuals.csv_text import csv_text
 from attention_residuals.durable import locked, unwritable
 from attention_residuals.errors import DataError
 
@@ -171,7 +171,7 @@ class Results:
                 with self.path.open("ab", buffering=0) as file:
                     if whole < len(content):
                         file.truncate(whole)
-                    raw = (lines if whole else _text([COLUMNS]) + lines).encode()
+                    raw = (lines if whole else csv_text([COLUMNS]) + lines).encode()
                     if file.write(raw) < len(raw):
                         raise OSError("only a part of the lines went through")
                     os.fsync(file.fileno())
@@ -224,7 +224,7 @@ class Results:
         return Table(outcomes, torn), whole
 
     def _check_header(self, line: bytes) -> None:
-        if line != _text([COLUMNS]).encode():
+        if line != csv_text([COLUMNS]).encode():
             raise self._damaged(1, line)
 
     def _cells(self, line: bytes, number: int) -> dict[str, str]:
@@ -264,10 +264,4 @@ def _lines(outcome: Outcome) -> str:
         places = ("" if place is None else place for place in (number.step, number.place))
         rows.append((*outcome.key, outcome.config, number.quantity, *places, repr(float(number.value))))
     rows.append((*outcome.key, outcome.config, _STATUS, "", "", status))
-    return _text(rows)
-
-
-def _text(rows: Iterable[Iterable[object]]) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    return text.getvalue()
+    return csv_text(rows)
