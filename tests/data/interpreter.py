@@ -184,18 +184,33 @@ def check_fact(fact):
 
 
 def read_list(family, text):
-    """Works a text out that lists things and recaps them; returns what it states."""
-    known, recapped = {}, []
+    """Works a text out that states values of things and says some again, perhaps graded.
+
+    Returns what it states, and in a row the words that follow from what stands before.
+    """
+    known, determined = {}, []
     for sentence in text.removesuffix(" .").split(" . "):
-        match, _, verb, written = understood(family, sentence, "state", "again")
-        if verb == "state" and match["N"] not in known:
-            known[match["N"]] = the_value(match, written)
+        said, verdict, true = re.fullmatch(r"(.*?)(?: (fine|conflict))?(?: (\w+))?", sentence).groups()
+        if verdict is None:
+            said = sentence
+        if len(words := said.split()) == 2:
+            name, value, is_again = *words, words[0] in known
         else:
-            again, *_ = understood(family, sentence, "again")
-            assert again["V"] == known[again["N"]], sentence
-            recapped.append(again["N"])
-    assert sorted(recapped) == sorted(known), text
-    return known
+            match, _, verb, written = understood(family, said, "state", "again")
+            is_again = verb == "again" or match["N"] in known
+            match = understood(family, said, "again")[0] if is_again else match
+            name, value = match["N"], match["V"] if is_again else the_value(match, written)
+        if not is_again:
+            assert not determined, sentence
+            known[name] = value
+        elif verdict is None:
+            assert value == known[name], sentence
+            determined.append(value)
+        else:
+            assert verdict == ("fine" if value == known[name] else "conflict"), sentence
+            assert true == (None if verdict == "fine" else known[name]), sentence
+            determined += [verdict] if verdict == "fine" else [verdict, true]
+    return known, determined
 
 
 def ends_in_a_remark(sentence):

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from attention_residuals.data import Corpus, ReasoningGym, StepDocuments, StepItems, prepare, step_tokenizer
 from attention_residuals.data.synthetic import FAMILIES, REMARKS, word_tokenizer
-from attention_residuals.data.synthetic.documents import LISTED, NUM_FACTS
+from attention_residuals.data.synthetic.documents import NUM_FACTS
 from attention_residuals.data.synthetic.draws import Draws
+from attention_residuals.data.synthetic.lists import BARE_SHARE, ECHOED, GRADED_SHARE, LISTED, NUM_ASKED
 from attention_residuals.data.synthetic.problems import KINDS, SPLITS, check_options, draw_problem, split_of
 from attention_residuals.data.synthetic.words import REMARK_WEIGHTS, VERDICTS
 from attention_residuals.errors import ConfigError, DataError
@@ -38,7 +39,7 @@ def scored_words(document):
 
 
 def test_another_reader_agrees_with_every_answer_verdict_and_recap():
-    source = StepDocuments(num_documents=1200, seed=1, list_share=0.0)
+    source = StepDocuments(num_documents=1200, seed=1, list_share=0.0, echo_share=0.0)
     verdicts = Counter(
         read(document.name.split("/")[0], document.text).verdict for document in source.documents()
     )
@@ -47,23 +48,50 @@ def test_another_reader_agrees_with_every_answer_verdict_and_recap():
 
 def test_the_share_of_inconsistent_texts_is_what_was_asked_for(wrong):
     assert wrong.mean() == pytest.approx(0.5, abs=0.02)
-    none = StepDocuments(num_documents=200, inconsistent_share=0.0, list_share=0.0)
+    none = StepDocuments(num_documents=200, inconsistent_share=0.0, list_share=0.0, echo_share=0.0)
     assert not any(" conflict " in document.text for document in none.documents())
 
 
-def test_lists_state_different_values_and_recap_each_of_them_once():
-    source = StepDocuments(num_documents=300, list_share=0.4)
+def test_lists_state_different_values_and_ask_for_some_of_them_or_grade_them():
+    source = StepDocuments(num_documents=600, list_share=0.5, echo_share=0.0, inconsistent_share=0.5)
     lists = [one for one in source.documents() if " check " not in one.text]
-    assert len(lists) / 300 == pytest.approx(0.4, abs=0.08)
+    assert len(lists) / 600 == pytest.approx(0.5, abs=0.07)
+    sizes, bare, verdicts = Counter(), 0, []
     for one in lists:
-        known = read_list(one.name.split("/")[0], one.text)
-        assert len(known) == len(set(known.values())) in (LISTED, 7)  # a week has 7 days
-        assert scored_words(one) == [word for word in scored_words(one) if word in known.values()]
-        assert len(scored_words(one)) == len(known)
+        known, determined = read_list(one.name.split("/")[0], one.text)
+        assert len(known) == len(set(known.values()))
+        assert scored_words(one) == determined
+        sizes[len(known)] += 1
+        bare += len(one.text.split(" . ")[0].split()) == 2
+        verdicts += [[word for word in determined if word in VERDICTS]]
+    assert sorted(sizes) == list(range(LISTED[0], LISTED[1] + 1))
+    assert bare / len(lists) == pytest.approx(BARE_SHARE, abs=0.1)
+    graded = [own for own in verdicts if own]
+    assert {len(own) for own in graded} == {NUM_ASKED}
+    assert len(graded) / len(lists) == pytest.approx(GRADED_SHARE, abs=0.1)
+    assert np.mean([word == "conflict" for own in graded for word in own]) == pytest.approx(0.5, abs=0.08)
+
+
+def test_echoes_say_words_twice_and_score_what_follows_from_the_first_time():
+    source = StepDocuments(num_documents=300, list_share=0.0, echo_share=0.5)
+    echoes = [one for one in source.documents() if " check " not in one.text]
+    assert len(echoes) / 300 == pytest.approx(0.5, abs=0.1)
+    for one in echoes:
+        first, second = one.text.removesuffix(" .").split(" . ")
+        assert first == second
+        assert scored_words(one) == first.split()[1:]
+        assert min(start for start, _ in one.scored) > len(first)
+        assert ECHOED[0] <= len(first.split()) <= ECHOED[1]
+
+
+@pytest.mark.parametrize(("lists", "echoes"), [(-0.1, 0.2), (0.2, -0.1), (0.6, 0.5)])
+def test_shares_that_are_no_shares_of_all_texts_are_refused(lists, echoes):
+    with pytest.raises(ConfigError, match=rf"list_share={lists}, echo_share={echoes}"):
+        StepDocuments(num_documents=1, list_share=lists, echo_share=echoes)
 
 
 def test_what_is_scored_are_claims_remarks_answer_verdicts_true_values_and_facts():
-    source = StepDocuments(num_documents=300, seed=2, list_share=0.0, inconsistent_share=0.5)
+    source = StepDocuments(num_documents=300, seed=2, list_share=0.0, echo_share=0.0, inconsistent_share=0.5)
     for index, one in enumerate(source.documents()):
         _, _, story = source.story(index)
         names = [name for name in ("first claim", "plant", "remark") if name in story.places]
@@ -79,7 +107,9 @@ def test_what_is_scored_are_claims_remarks_answer_verdicts_true_values_and_facts
 
 
 def test_moves_are_no_longer_than_asked_and_all_up_to_that_occur():
-    source = StepDocuments(num_documents=300, families=("arithmetic",), max_move=2, list_share=0.0)
+    source = StepDocuments(
+        num_documents=300, families=("arithmetic",), max_move=2, list_share=0.0, echo_share=0.0
+    )
     facts = [
         sentence
         for one in source.documents()
@@ -95,7 +125,9 @@ def test_moves_are_no_longer_than_asked_and_all_up_to_that_occur():
 def test_wrong_values_in_recaps_come_as_often_as_wrong_claims(wrong):
     graded = Counter(
         word
-        for one in StepDocuments(num_documents=600, inconsistent_share=0.5, list_share=0.0).documents()
+        for one in StepDocuments(
+            num_documents=600, inconsistent_share=0.5, list_share=0.0, echo_share=0.0
+        ).documents()
         for word in one.text.split(" check ")[1].split()[1:]
         if word in VERDICTS
     )

@@ -201,13 +201,14 @@ def _recipe() -> TrainConfig:
         head_width=16,
         mlp_width=192,
         max_tokens=256,
+        rope_base=100.0,
         residual=AttnRes(sublayers_per_block=6),
     )
     return TrainConfig(
         model=model,
-        optimizer=Muon(learning_rate=8e-3),
+        optimizer=Muon(learning_rate=3e-3),
         schedule=Cosine(warmup_steps=100),
-        num_steps=8000,
+        num_steps=6000,
         batch_size=8,
         sequence_length=256,
     )

@@ -7,8 +7,8 @@ the claim with what was stated, in every text. The **recap** says the true value
 any order: looking a value up by its thing is what all else is built on, and the steps of a text hardly teach
 it. The **graded recap** says a value of every thing with a verdict on it, and after ``conflict`` the true one:
 comparing is the other half. The **facts** move values without any thing, as in ``9 plus 2 is 11``; a claim
-needs that besides. Items end before the verdict. A share of the texts are **lists**: many things, each with a
-value of its own, and their recap, from which binding values to things is learnt soonest.
+needs that besides. Items end before the verdict. Other texts tell no story: **lists** and **echoes**, from
+which looking things up is learnt soonest (``lists.py``).
 
 Only some words count in the loss: claimed values, remarks, answers, verdicts, values of recaps, true values
 after a wrong one, results of facts. All others are drawn at random, or always follow, and to predict those
@@ -30,16 +30,13 @@ from typing import ClassVar
 from attention_residuals.data.sources import Document
 from attention_residuals.data.synthetic.draws import Draws
 from attention_residuals.data.synthetic.families import FAMILIES
+from attention_residuals.data.synthetic.lists import Told, echo, graded, listing, recalled
 from attention_residuals.data.synthetic.problems import Kind, check_options, draw_problem
 from attention_residuals.data.synthetic.stories import Story, tell
 from attention_residuals.data.synthetic.templates import Template
-from attention_residuals.data.synthetic.words import VERDICTS
 from attention_residuals.errors import ConfigError, is_count
 
 __all__ = ["KIND_TWENTIETHS", "NUM_FACTS", "StepDocuments"]
-
-LISTED = 8
-"""Things in a text that only lists some, where a family has as many values."""
 
 NUM_FACTS = 3
 """Facts at the end of each text whose values move."""
@@ -66,7 +63,8 @@ class StepDocuments:
         max_steps: Most statements before a claim, >= 2; there are at least 2.
         num_values: Values that a claim may take, >= 2; items should use the same.
         max_move: Largest move of one step, >= 1; items should use the same.
-        list_share: Share of texts that only list things with a value each and recap them, 0 to 1.
+        list_share: Share of texts that only list things with a value each and ask for them, 0 to 1.
+        echo_share: Share of texts that only say words twice, 0 to 1; at most 1 together with lists.
         seed: >= 0.
 
     Raises:
@@ -92,7 +90,8 @@ class StepDocuments:
     max_steps: int = 4
     num_values: int = 8
     max_move: int = 9
-    list_share: float = 0.25
+    list_share: float = 0.35
+    echo_share: float = 0.25
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -103,6 +102,12 @@ class StepDocuments:
         if not 0 <= self.inconsistent_share <= 1:
             raise ConfigError(
                 got=f"inconsistent_share={self.inconsistent_share}", expected="0 to 1", do="pass 0.25"
+            )
+        if min(self.list_share, self.echo_share) < 0 or self.list_share + self.echo_share > 1:
+            raise ConfigError(
+                got=f"list_share={self.list_share}, echo_share={self.echo_share}",
+                expected="shares of all texts, each 0 or more, together 1 at most",
+                do="pass list_share=0.35, echo_share=0.25",
             )
         if not self.families:
             raise ConfigError(got="families=()", expected="one or more", do="leave it out to have all four")
@@ -120,8 +125,17 @@ class StepDocuments:
         """Yields the texts in order of their index; text i depends on the options and i only."""
         for index in range(self.num_documents):
             draws = Draws(("list", self.seed, index))
-            if draws.share("is list") < self.list_share:
-                yield self._list(draws)
+            kind = draws.share("kind")
+            if kind < self.list_share + self.echo_share:
+                family = draws.one_of(self.families, "family")
+                template = draws.one_of(FAMILIES[family].trained, "template")
+                is_list = kind < self.list_share
+                told = (
+                    listing(draws, family, template, self.inconsistent_share)
+                    if is_list
+                    else echo(draws, family, template)
+                )
+                yield _document(family, template, list(told))
                 continue
             family, template, story = self.story(index)
             draws = Draws(("recap", self.seed, index))
@@ -129,8 +143,11 @@ class StepDocuments:
             determined.add(story.places["answer"])  # the word after the place that predicts it
             told = [(word, number in determined) for number, word in enumerate(story.words)]
             told += [(story.verdict, True), (".", False)]
-            told += _recap(draws, template, story.truths)
-            told += [*self._graded(draws, template, story), *self._facts(draws, template)]
+            recapped = draws.some_of(story.truths, len(story.truths), "recap")
+            told += recalled(template.again, recapped)
+            asked = draws.some_of(story.truths, len(story.truths))
+            told += graded(draws, template.again, asked, self.inconsistent_share)
+            told += self._facts(draws, template)
             yield _document(family, template, told)
 
     def story(self, index: int) -> tuple[str, Template, Story]:
@@ -164,33 +181,7 @@ class StepDocuments:
         story = tell(template, problem, kind=kind, distance=distance, value=right, claimed=claimed)
         return family, template, story
 
-    def _list(self, draws: Draws) -> Document:
-        """Tells many things with a value of its own each, and recaps them: nothing is easier to learn from."""
-        family = draws.one_of(self.families, "family")
-        template = draws.one_of(FAMILIES[family].trained, "template")
-        words = template.values.words
-        number = min(LISTED, len(words), len(FAMILIES[family].things))
-        things = draws.some_of(FAMILIES[family].things, number, "things")
-        truths = tuple(zip(things, draws.some_of(words, number, "values"), strict=True))
-        extras = draws.some_of(words, number, "extras")
-        stated = [
-            template.statement.format(name=name, value=value, extra=extra)
-            for (name, value), extra in zip(truths, extras, strict=True)
-        ]
-        told = [(word, False) for sentence in stated for word in (*sentence.split(), ".")]
-        return _document(family, template, told + _recap(draws, template, truths))
-
-    def _graded(self, draws: Draws, template: Template, story: Story) -> Iterator[tuple[str, bool]]:
-        """Says a value of each thing with a verdict; a wrong one is that of another thing."""
-        for place, (name, value) in enumerate(draws.some_of(story.truths, len(story.truths))):
-            others = sorted({other for _, other in story.truths} - {value})
-            is_wrong = bool(others) and draws.share("wrong", place) < self.inconsistent_share
-            said = draws.one_of(others, "other", place) if is_wrong else value
-            yield from ((word, False) for word in template.again.format(name=name, plant=said).split())
-            yield from ((word, True) for word in ((VERDICTS[1], value) if is_wrong else (VERDICTS[0],)))
-            yield (".", False)
-
-    def _facts(self, draws: Draws, template: Template) -> Iterator[tuple[str, bool]]:
+    def _facts(self, draws: Draws, template: Template) -> Iterator[Told]:
         """Tells some moves of the template's values, in its directions, among all values that its texts state."""
         scale = template.values.with_moves_up_to(self.max_move)
         if not scale.max_offset:
@@ -209,18 +200,7 @@ class StepDocuments:
             yield from ((last, True), (".", False))
 
 
-def _recap(draws: Draws, template: Template, truths: tuple[tuple[str, str], ...]) -> list[tuple[str, bool]]:
-    """Says the true value of each thing, in any order."""
-    told: list[tuple[str, bool]] = []
-    at = template.again.split().index("{plant}")
-    for name, value in draws.some_of(truths, len(truths), "recap"):
-        words = template.again.format(name=name, plant=value).split()
-        told += [(word, number == at) for number, word in enumerate(words)]
-        told.append((".", False))
-    return told
-
-
-def _document(family: str, template: Template, told: list[tuple[str, bool]]) -> Document:
+def _document(family: str, template: Template, told: list[Told]) -> Document:
     """Puts words together, with the ranges of those that are scored."""
     scored, at = [], 0
     for word, is_scored in told:

@@ -1,0 +1,113 @@
+"""Training texts without a story, from which looking things up is learnt before any story teaches it.
+
+An **echo** says words twice in the same order: each word of the second time follows from the first, so that
+the circuit that finds an earlier place and copies what followed it forms within a few hundred steps. A **list**
+states a value of each thing, in a template's sentence or as the bare pair, and then says values again: the same
+circuit, across the words of a sentence. Half of the lists say right values, and half grade what they say: to
+compare is learnt where nothing else has to be. Things are asked for with replacement, so that to leave out what
+was said already does not help.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from attention_residuals.data.synthetic.draws import Draws
+from attention_residuals.data.synthetic.families import FAMILIES
+from attention_residuals.data.synthetic.templates import Template
+from attention_residuals.data.synthetic.words import VERDICTS
+
+__all__ = [
+    "BARE_SHARE",
+    "ECHOED",
+    "GRADED_SHARE",
+    "LISTED",
+    "NUM_ASKED",
+    "Told",
+    "echo",
+    "graded",
+    "listing",
+    "recalled",
+]
+
+Told = tuple[str, bool]
+"""A word, and whether it counts in the loss."""
+
+ECHOED = (5, 16)
+"""Least and most words of an echo, each said twice."""
+
+LISTED = (2, 6)
+"""Least and most things of a list."""
+
+NUM_ASKED = 8
+"""How often a list asks for the value of one of its things."""
+
+BARE_SHARE = 0.3
+"""Share of lists that say things and values without a sentence."""
+
+GRADED_SHARE = 0.5
+"""Share of lists whose values are graded when they are said again."""
+
+
+def echo(draws: Draws, family: str, template: Template) -> Iterator[Told]:
+    """Says things and values of a family, in any order, twice."""
+    words = (*template.values.words, *FAMILIES[family].things)
+    least, most = ECHOED
+    number = least + draws.below(most - least + 1, "number")
+    said = [draws.one_of(words, "word", place) for place in range(number)]
+    yield from ((word, False) for word in (*said, ".", said[0]))
+    yield from ((word, True) for word in said[1:])
+    yield (".", False)
+
+
+def listing(draws: Draws, family: str, template: Template, wrong_share: float) -> Iterator[Told]:
+    """States a value of each of some things, no value twice, and asks for values, or grades them."""
+    words, things = template.values.words, FAMILIES[family].things
+    least, most = LISTED
+    number = min(least + draws.below(most - least + 1, "number"), len(words), len(things))
+    truths = tuple(
+        zip(draws.some_of(things, number, "things"), draws.some_of(words, number, "values"), strict=True)
+    )
+    extras = draws.some_of(words, number, "extras")
+    is_bare = draws.share("bare") < BARE_SHARE
+    stated, again = ("{name} {value}", "{name} {plant}") if is_bare else (template.statement, template.again)
+    for (name, value), extra in zip(truths, extras, strict=True):
+        sentence = stated.format(name=name, value=value, extra=extra)
+        yield from ((word, False) for word in (*sentence.split(), "."))
+    asked = [draws.one_of(truths, "asked", place) for place in range(NUM_ASKED)]
+    if draws.share("graded") < GRADED_SHARE:
+        yield from graded(draws, again, asked, wrong_share)
+    else:
+        yield from recalled(again, asked)
+
+
+def recalled(sentence: str, truths: Sequence[tuple[str, str]]) -> Iterator[Told]:
+    """Says values of things once more, each in a sentence of its own.
+
+    Args:
+        sentence: With {name} and {plant}, the value.
+        truths: Things with their values, in the order in which they are said.
+    """
+    at = sentence.split().index("{plant}")
+    for name, value in truths:
+        words = sentence.format(name=name, plant=value).split()
+        yield from ((word, number == at) for number, word in enumerate(words))
+        yield (".", False)
+
+
+def graded(
+    draws: Draws, sentence: str, truths: Sequence[tuple[str, str]], wrong_share: float
+) -> Iterator[Told]:
+    """Says values of things with a verdict each; after ``conflict`` stands the true one.
+
+    Args:
+        draws: Decide which values are wrong.
+        sentence: With {name} and {plant}, the value.
+        truths: Things with their values, in the order in which they are said.
+        wrong_share: Share of values that are another thing's, where another has another one.
+    """
+    for place, (name, value) in enumerate(truths):
+        others = sorted({other for _, other in truths} - {value})
+        is_wrong = bool(others) and draws.share("wrong", place) < wrong_share
+        said = draws.one_of(others, "other", place) if is_wrong else value
+        yield from ((word, False) for word in sentence.format(name=name, plant=said).split())
+        yield from ((word, True) for word in ((VERDICTS[1], value) if is_wrong else (VERDICTS[0],)))
+        yield (".", False)
