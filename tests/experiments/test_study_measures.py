@@ -29,7 +29,7 @@ RULES = [StandardResidual(), *(AttnRes(sublayers_per_block=size) for size in (1,
 
 def model_of(rule, layers=LAYERS):
     shape = replace(SMOKE.shape, num_layers=layers)
-    model = Decoder(shape.decoder(VOCABULARY, 48, rule)).double().requires_grad_(False)
+    model = Decoder(shape.model(VOCABULARY, 48, rule)).double().requires_grad_(False)
     generator = torch.Generator().manual_seed(1)
     for parameter in model.residual.parameters():
         parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64))

@@ -192,11 +192,17 @@ class Pruning(PaperStudy):
     name = "pruning"
 
 
+class KimiLinear(PaperStudy):
+    """Do attention sites read broadly and MLP sites locally in the paper's own architecture? Sections 5.1 and 5.4."""
+
+    name = "kimi-linear"
+
+
 COMMANDS: dict[str, type[Command]] = {
     "contradiction": Contradiction,
     **{
         study.name: study
-        for study in (Ablation, Scaling, ShapeGrid, TrainingDynamics, DepthRetrieval, Pruning)
+        for study in (Ablation, Scaling, ShapeGrid, TrainingDynamics, DepthRetrieval, Pruning, KimiLinear)
     },
 }
 """Every study by the name that is typed."""

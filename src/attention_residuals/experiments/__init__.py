@@ -7,9 +7,10 @@ from attention_residuals.experiments.ablation import Ablation
 from attention_residuals.experiments.cell import Cell, Measure, Text
 from attention_residuals.experiments.dynamics import TrainingDynamics
 from attention_residuals.experiments.experiment import SCALES, Experiment, Grid, Report, Scale, write_report
+from attention_residuals.experiments.kimi_linear import KimiLinear
 from attention_residuals.experiments.pruning import Pruning
 from attention_residuals.experiments.queue import QueueEnd, run_queue
-from attention_residuals.experiments.recipe import Recipe, Shape
+from attention_residuals.experiments.recipe import KimiPreset, Recipe, Shape
 from attention_residuals.experiments.results import Key, Number, Outcome, Results, Table
 from attention_residuals.experiments.retrieval import DepthRetrieval
 from attention_residuals.experiments.running import opened_texts, run_experiment
@@ -25,6 +26,8 @@ __all__ = [
     "Experiment",
     "Grid",
     "Key",
+    "KimiLinear",
+    "KimiPreset",
     "Measure",
     "Number",
     "Outcome",
@@ -53,5 +56,6 @@ STUDIES: dict[str, type[Experiment]] = {
     "dynamics": TrainingDynamics,
     "depth-retrieval": DepthRetrieval,
     "pruning": Pruning,
+    "kimi-linear": KimiLinear,
 }
 """Every study by the name that the command uses."""

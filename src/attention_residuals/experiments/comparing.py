@@ -129,17 +129,21 @@ def mean_of(numbers: Mapping[int, float]) -> str:
     return f"{mean(numbers.values()):.4f}" if numbers else "-"
 
 
-def plus_minus(numbers: Mapping[int, float]) -> str:
+def plus_minus(numbers: Mapping[int, float], form: str = ".3f") -> str:
     """Writes the mean over seeds with its interval, where there are 2 seeds or more.
 
+    Args:
+        numbers: By seed.
+        form: Of each number, as ``format`` takes it.
+
     Example:
-        >>> plus_minus({0: 1.0, 1: 2.0, 2: 3.0}), plus_minus({0: 1.0})
-        ('2.000 [-0.484, 4.484]', '1.000 (1 seed)')
+        >>> plus_minus({0: 1.0, 1: 2.0, 2: 3.0}), plus_minus({0: 1.0}, "+.1f")
+        ('2.000 [-0.484, 4.484]', '+1.0 (1 seed)')
     """
     if len(numbers) < 2:
-        return f"{mean(numbers.values()):.3f} (1 seed)" if numbers else "-"
+        return f"{mean(numbers.values()):{form}} (1 seed)" if numbers else "-"
     found = seed_interval(list(numbers.values()))
-    return f"{found.estimate:.3f} [{found.low:.3f}, {found.high:.3f}]"
+    return f"{found.estimate:{form}} [{found.low:{form}}, {found.high:{form}}]"
 
 
 def unfinished(table: Table) -> tuple[Grid, ...]:

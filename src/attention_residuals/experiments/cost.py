@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import torch
 
-from attention_residuals.errors import ConfigError
-from attention_residuals.models import DecoderConfig
+from attention_residuals.models import ConvertedConfig, DecoderConfig
+from attention_residuals.models.costs import costs
 from attention_residuals.parallel.estimate import operations
 from attention_residuals.train import TrainConfig
 
@@ -43,15 +43,16 @@ def training_flops(config: TrainConfig, num_steps: int | None = None) -> float:
 
     A forward pass counts, for each token, twice the weights of the matrices of layers and head; depth reads of
     source rules, 6 D for each source; and causal attention over half of the sequence, 2 A (T + 1) for each layer,
-    where A is the width of all its heads. Norms, the gates of hyper-connections and the optimizer are not counted.
-    How the paper counts is not published.
+    where A is the width of all its heads. Of Kimi Linear it counts what ``models.costs`` does, with the same half of
+    the sequence. Norms, the gates of hyper-connections and the optimizer are not counted. How the paper counts is not
+    published.
 
     Args:
         config: Of the run.
         num_steps: Of it; all by default.
 
     Raises:
-        ConfigError: A converted model, whose layers are not ours to count.
+        ConfigError: A converted model that is no Kimi Linear, whose layers are not ours to count.
 
     Example:
         >>> from attention_residuals.models import presets
@@ -59,16 +60,16 @@ def training_flops(config: TrainConfig, num_steps: int | None = None) -> float:
         >>> f"{training_flops(config):.2e}"
         '5.52e+10'
     """
-    model = config.model
-    if not isinstance(model, DecoderConfig):
-        raise ConfigError(got=f"a {type(model).__name__}", expected="a DecoderConfig", do="train a decoder")
     tokens = config.tokens_per_step * (config.num_steps if num_steps is None else num_steps)
-    return 3.0 * tokens * _forward_flops(model, config.sequence_length)
+    return 3.0 * tokens * _forward_flops(config.model, config.sequence_length)
 
 
 @lru_cache(maxsize=1000)
-def _forward_flops(model: DecoderConfig, sequence_length: int) -> int:
+def _forward_flops(model: DecoderConfig | ConvertedConfig, sequence_length: int) -> int:
     """Of one token."""
+    if isinstance(model, ConvertedConfig):
+        counted = costs(model, context=(sequence_length + 1) / 2)
+        return counted.operations + counted.reads
     found = operations(model)
     attention = 2 * model.num_layers * model.num_heads * model.head_width * (sequence_length + 1)
     return found.model + found.reads + attention

@@ -23,8 +23,6 @@ from attention_residuals.plots import layer_profile, loss_curves
 
 __all__ = ["TrainingDynamics", "growth", "unevenness"]
 
-ARMS = ("standard", "block")
-
 
 def growth(magnitudes: Mapping[int, float]) -> float:
     """Says how many times the state of the last layer is that of the first.
@@ -61,6 +59,8 @@ class TrainingDynamics(Experiment):
     """
 
     question: ClassVar[str] = "Does Block bound the output of layers, and make gradients even over depth?"
+    title: ClassVar[str] = "Training dynamics"
+    arms: ClassVar[tuple[str, ...]] = ("standard", "block")
 
     recipe: Recipe
     measure: Dynamics
@@ -91,7 +91,7 @@ class TrainingDynamics(Experiment):
                 measure=self.measure,
             )
             for seed in self.seeds
-            for arm in ARMS
+            for arm in self.arms
         )
 
     def report(self, table: Table) -> Report:
@@ -102,7 +102,7 @@ class TrainingDynamics(Experiment):
             "read, over channels and real tokens. Gradient magnitude: RMS of the gradient of the mean loss of a token "
             "with respect to what a layer's MLP writes. The paper does not define its statistics.",
         ]
-        done = {arm: table.done("main", arm) for arm in ARMS}
+        done = {arm: table.done("main", arm) for arm in self.arms}
         figures = {}
         if all(done.values()):
             arms = {arm: list(runs.values()) for arm, runs in done.items()}
@@ -125,7 +125,7 @@ class TrainingDynamics(Experiment):
                     footer=footer,
                 )
         grids = (self._losses(table), self._magnitudes(table), *unfinished(table))
-        return Report("Training dynamics", tuple(lines), grids, figures)
+        return Report(self.title, tuple(lines), grids, figures)
 
     def _losses(self, table: Table) -> Grid:
         steps = sorted(
@@ -133,9 +133,10 @@ class TrainingDynamics(Experiment):
         )
         rows = []
         for step in steps:
-            losses = {arm: by_seed(table, "main", arm, quantity=_loss_at(step)) for arm in ARMS}
+            losses = {arm: by_seed(table, "main", arm, quantity=_loss_at(step)) for arm in self.arms}
             rows.append((str(step), *map(mean_of, losses.values()), *gaps(losses)))
-        return Grid("Validation loss, nats a token", ("step", *ARMS, *gaps_header(ARMS)), tuple(rows))
+        header = ("step", *self.arms, *gaps_header(self.arms))
+        return Grid("Validation loss, nats a token", header, tuple(rows))
 
     def _magnitudes(self, table: Table) -> Grid:
         rows = []
@@ -153,7 +154,7 @@ class TrainingDynamics(Experiment):
                 ("gradient magnitude, largest over smallest", "gradient magnitude", unevenness),
             ):
                 told = []
-                for arm in ARMS:
+                for arm in self.arms:
                     runs = table.done("main", arm)
                     told.append(
                         plus_minus(
@@ -161,7 +162,7 @@ class TrainingDynamics(Experiment):
                         )
                     )
                 rows.append((str(step), name, *told))
-        return Grid("Over depth [95 %]", ("step", "ratio", *ARMS), tuple(rows))
+        return Grid("Over depth [95 %]", ("step", "ratio", *self.arms), tuple(rows))
 
 
 def _loss_at(step: int) -> Callable[[Outcome], float]:

@@ -1,9 +1,12 @@
-"""What is measured of a trained run: nothing more, its dynamics, its answers, or what it is without some layers."""
+"""What is measured of a trained run: nothing more, dynamics, routing, answers, or what it is without some layers."""
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
+from torch import Tensor
 
 from attention_residuals.data import Batch, sequential
 from attention_residuals.data.synthetic.binding import BindingItems
@@ -12,13 +15,21 @@ from attention_residuals.experiments.cell import Finished, Measure
 from attention_residuals.experiments.removal import loss_without
 from attention_residuals.experiments.results import Number
 from attention_residuals.models import LanguageModel, build, load_model
-from attention_residuals.stats import gradient_magnitude, output_magnitude
-from attention_residuals.trace import record
+from attention_residuals.stats import (
+    embedding_share,
+    gradient_magnitude,
+    locality,
+    normalised_entropy,
+    output_magnitude,
+    reach_back,
+    site_means,
+)
+from attention_residuals.trace import Trace, record
 from attention_residuals.train import Saving, load_checkpoint_model
 from attention_residuals.train.checkpoint import checkpoints
 from attention_residuals.train.evaluation import document_mask
 
-__all__ = ["MEASURES", "Answers", "Dynamics", "FinalLoss", "Removal"]
+__all__ = ["MEASURES", "Answers", "Dynamics", "FinalLoss", "Removal", "Routing"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,10 +81,44 @@ class Dynamics(Measure):
         batch = _batch(run, self.num_windows)
         mask = document_mask(batch.documents_BT)
         trace = record(model, batch.tokens_BT, mask=mask, tokenizer=run.corpus.tokenizer)
-        for layer, size in enumerate(output_magnitude(trace)):
-            yield Number("output magnitude", size, step, layer)
+        yield from self._of_trace(step, trace)
         for layer, size in enumerate(gradient_magnitude(model, batch.tokens_BT, batch.targets_BT, mask)):
             yield Number("gradient magnitude", size, step, layer)
+
+    def _of_trace(self, step: int, trace: Trace) -> Iterator[Number]:
+        for layer, size in enumerate(output_magnitude(trace)):
+            yield Number("output magnitude", size, step, layer)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Routing(Dynamics):
+    """Where sites read, by the kind of their sublayer, with ``Dynamics`` at the same steps.
+
+    Quantities are named by statistic and kind, such as "entropy, KDA" or "newest, mlp"; their place is the layer, or
+    for the output the number of layers. "entropy" is ``normalised_entropy``, "newest" is ``locality``, "embedding" is
+    ``embedding_share``, and "far" is ``reach_back`` beyond two thirds of as many sublayers as there are layers, a third
+    of the model's. Each is a mean over real tokens. Reads of one source give nothing, and so do statistics that have no
+    meaning for a rule. Before training, attention residuals give all sources equal weights: what is measured then is
+    what equal weights amount to.
+    """
+
+    def _of_trace(self, step: int, trace: Trace) -> Iterator[Number]:
+        yield from super()._of_trace(step, trace)
+        layers = len(trace.writers) // 2
+        statistics: dict[str, Callable[[Trace, str], Tensor]] = {
+            "entropy": normalised_entropy,
+            "embedding": embedding_share,
+            "newest": locality,
+            "far": partial(reach_back, sublayers=max(1, 2 * layers // 3)),
+        }
+        for name, statistic in statistics.items():
+            means = site_means(trace, statistic)
+            for site in trace:
+                value = means.get(site.name, math.nan)
+                if not math.isnan(value):
+                    layer, _, sublayer = site.site.rpartition(".")
+                    kind = trace.kinds.get(site.site, sublayer) + site.name.removeprefix(site.site)
+                    yield Number(f"{name}, {kind}", value, step, int(layer[1:]) if layer else layers)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +207,7 @@ class Removal(Measure):
 
 
 MEASURES: dict[str, type] = {
-    measure.__name__: measure for measure in (FinalLoss, Dynamics, Answers, Removal, BindingItems)
+    measure.__name__: measure for measure in (FinalLoss, Dynamics, Routing, Answers, Removal, BindingItems)
 }
 """The types that the file of a run may hold beside those of its training."""
 

@@ -3,10 +3,11 @@
 from dataclasses import dataclass, field, replace
 
 from attention_residuals.layers.residual import ResidualConfig
-from attention_residuals.models import DecoderConfig
+from attention_residuals.models import ConvertedConfig, DecoderConfig, presets
+from attention_residuals.models.costs import costs
 from attention_residuals.train import AdamW, Cosine, Muon, TrainConfig
 
-__all__ = ["Recipe", "Shape"]
+__all__ = ["KimiPreset", "Recipe", "Shape"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +40,7 @@ class Shape:
         attention = 4 * self.width * self.num_heads * self.head_width
         return self.num_layers * (attention + 3 * self.width * self.mlp_width)
 
-    def decoder(self, vocab_size: int, max_tokens: int, residual: ResidualConfig) -> DecoderConfig:
+    def model(self, vocab_size: int, max_tokens: int, residual: ResidualConfig) -> DecoderConfig:
         """Makes the config of a decoder of this shape."""
         return DecoderConfig(
             vocab_size=vocab_size,
@@ -56,11 +57,55 @@ class Shape:
 
 
 @dataclass(frozen=True, kw_only=True)
+class KimiPreset:
+    """The shape of a Kimi Linear model, which takes the place of a decoder's.
+
+    Args:
+        preset: One of ``presets.KIMI_LINEAR_SHAPES``.
+
+    Example:
+        >>> KimiPreset(preset="kimi-linear-tiny").num_layers
+        8
+    """
+
+    preset: str
+
+    def __post_init__(self) -> None:
+        presets.kimi_linear(self.preset, vocab_size=1)  # refuses an unknown name
+
+    @property
+    def num_layers(self) -> int:
+        """L."""
+        return presets.KIMI_LINEAR_SHAPES[self.preset].num_layers
+
+    @property
+    def num_heads(self) -> int:
+        """Of either attention."""
+        return presets.KIMI_LINEAR_SHAPES[self.preset].num_heads
+
+    @property
+    def tied(self) -> bool:
+        """Head and embedding have matrices of their own."""
+        return False
+
+    @property
+    def num_parameters(self) -> int:
+        """Numbers in all layers that work on one token, norms among them: neither embedding and head, nor the rule."""
+        found = costs(presets.kimi_linear(self.preset, vocab_size=1))
+        return found.active - found.embeddings - found.residual
+
+    def model(self, vocab_size: int, max_tokens: int, residual: ResidualConfig) -> ConvertedConfig:
+        """Makes the config of the model, whose longest sequence is the preset's, or shorter."""
+        config = presets.kimi_linear(self.preset, vocab_size=vocab_size, residual=residual)
+        return replace(config, max_tokens=min(max_tokens, config.max_tokens))
+
+
+@dataclass(frozen=True, kw_only=True)
 class Recipe:
     """How a run is trained.
 
     Args:
-        shape: Of the model.
+        shape: Of the model, a decoder's or Kimi Linear's.
         num_steps: Optimizer steps; a twentieth of them is warm-up.
         batch_size: Sequences per step.
         sequence_length: Tokens.
@@ -69,7 +114,7 @@ class Recipe:
         for_gpus: Matrix products in bfloat16, activations made again, the model compiled; else float32 as it is.
     """
 
-    shape: Shape
+    shape: Shape | KimiPreset
     num_steps: int
     batch_size: int
     sequence_length: int
@@ -95,7 +140,7 @@ class Recipe:
             vocab_size: Of the text's tokenizer.
         """
         return TrainConfig(
-            model=self.shape.decoder(vocab_size, self.sequence_length, residual),
+            model=self.shape.model(vocab_size, self.sequence_length, residual),
             optimizer=self.optimizer,
             schedule=Cosine(warmup_steps=self.num_steps // 20),
             num_steps=self.num_steps,

@@ -1,16 +1,27 @@
 """The recipes that studies share: tiny for trying, narrow and deep for a laptop, and those of the paper's Table 2."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from attention_residuals.data import StandardLibrary, StepDocuments, step_tokenizer
 from attention_residuals.experiments.cell import Text
 from attention_residuals.experiments.experiment import Scale
-from attention_residuals.experiments.recipe import Recipe, Shape
+from attention_residuals.experiments.recipe import KimiPreset, Recipe, Shape
 from attention_residuals.layers.residual import AttnRes, ResidualConfig, StandardResidual
 from attention_residuals.models import presets
 from attention_residuals.train import Muon
 
-__all__ = ["LAPTOP", "MAIN_ARMS", "PAPER_RUNS", "SMOKE", "main_arms", "paper_recipe", "recipe_at", "texts_at"]
+__all__ = [
+    "LAPTOP",
+    "MAIN_ARMS",
+    "PAPER_RUNS",
+    "SMOKE",
+    "kimi_recipe_at",
+    "main_arms",
+    "paper_recipe",
+    "recipe_at",
+    "texts_at",
+]
 
 SMOKE = Recipe(
     shape=Shape(num_layers=3, width=16, num_heads=2, head_width=8, mlp_width=24),
@@ -78,6 +89,23 @@ def recipe_at(scale: Scale) -> Recipe:
     if scale == "paper":
         return paper_recipe("paper-436m")
     return LAPTOP if scale == "laptop" else SMOKE
+
+
+def kimi_recipe_at(scale: Scale) -> Recipe:
+    """Returns the recipe of studies of the paper's own architecture: that of ``recipe_at`` with another shape.
+
+    On a laptop it is the tiny preset, and a million tokens; at paper size the 436 M row, not its stand-in.
+
+    Example:
+        >>> recipe = kimi_recipe_at("laptop")
+        >>> recipe.shape.preset, recipe.num_steps * recipe.tokens_per_step
+        ('kimi-linear-tiny', 1024000)
+    """
+    recipe = recipe_at(scale)
+    if scale == "paper":
+        return replace(recipe, shape=KimiPreset(preset="kimi-linear-436m"))
+    recipe = replace(recipe, shape=KimiPreset(preset="kimi-linear-tiny"))
+    return replace(recipe, num_steps=500) if scale == "laptop" else recipe
 
 
 def texts_at(scale: Scale) -> Mapping[str, Text]:

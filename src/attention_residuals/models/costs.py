@@ -48,12 +48,12 @@ class Costs(NamedTuple):
     """The same where phase 1 reads all finished blocks once for all sites of a block."""
 
 
-def costs(config: ConvertedConfig, *, context: int = 0) -> Costs:
+def costs(config: ConvertedConfig, *, context: int | float = 0) -> Costs:
     """Counts what a Kimi Linear model costs.
 
     Args:
         config: As ``presets.kimi_linear`` makes it.
-        context: Tokens that each token attends to, 0 or more.
+        context: Tokens that each token attends to, 0 or more; a mean over tokens gives the mean of operations.
 
     Raises:
         ConfigError: A model of another architecture, or a context below 0.
@@ -95,7 +95,7 @@ def costs(config: ConvertedConfig, *, context: int = 0) -> Costs:
     )
 
 
-def _attention(shape: Any, context: int) -> int:
+def _attention(shape: Any, context: int | float) -> int:
     """Counts what attention does beside its matrices: scores and values of MLA, the memories of KDA."""
     width = shape.qk_nope_head_dim + shape.qk_rope_head_dim + shape.v_head_dim
     full = 2 * shape.num_attention_heads * width * context
