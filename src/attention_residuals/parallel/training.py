@@ -10,12 +10,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from attention_residuals.configs import encode
 from attention_residuals.data import Batch
-from attention_residuals.data.batches import UNSCORED
 from attention_residuals.models import Decoder, LanguageModel
 from attention_residuals.parallel.launch import Ranks
 from attention_residuals.parallel.muon import GatheringMuon
@@ -25,7 +23,7 @@ from attention_residuals.parallel.sharding import own_outputs, shard, split_matr
 from attention_residuals.parallel.shards import Saving, begin_saving, load_parts, wait_for
 from attention_residuals.train.checkpoint import position
 from attention_residuals.train.config import TrainConfig
-from attention_residuals.train.evaluation import document_mask, total_nats
+from attention_residuals.train.evaluation import document_mask, summed_nats, total_nats
 from attention_residuals.train.execution import Executes, Execution
 from attention_residuals.train.metrics import Extent
 from attention_residuals.train.optimizer import Optimizer, by_layout
@@ -224,7 +222,7 @@ class Staged(OnRanks):
             num_microbatches=parallel.microbatches,
             schedule=parallel.schedule,
             precision=config.precision,
-            loss=_summed,
+            loss=summed_nats,
             group=self.group,
             device=device,
         )
@@ -271,7 +269,7 @@ class Staged(OnRanks):
         logits = self.pipeline.logits(given.tokens_BT, mask=self._mask(given))
         nats = 0.0
         if logits is not None and number:
-            nats = _summed(logits[:number], own.targets_BT).item()
+            nats = summed_nats(logits[:number], own.targets_BT).item()
         return self.ranks.sum(nats)
 
     def gradient_norm(self, parameters: list[Tensor]) -> Tensor:
@@ -286,9 +284,3 @@ class Staged(OnRanks):
 
     def _mask(self, batch: Batch) -> Tensor | None:
         return None if self.config.cross_documents else document_mask(batch.documents_BT)
-
-
-def _summed(logits: Tensor, targets: Tensor) -> Tensor:
-    """Returns the summed cross-entropy of the targets that are scored, in nats, as ``total_nats`` does."""
-    flat = logits.float().flatten(0, 1)
-    return F.cross_entropy(flat, targets.flatten(), reduction="sum", ignore_index=UNSCORED)
