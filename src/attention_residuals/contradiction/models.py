@@ -14,6 +14,7 @@ from attention_residuals.errors import CheckpointError
 from attention_residuals.models import LanguageModel
 from attention_residuals.models.building import build
 from attention_residuals.train import Saving, load_checkpoint_model, newest_checkpoint, train
+from attention_residuals.train.checkpoint import step_of
 
 __all__ = ["MADE", "model_of", "prepared_corpus", "run_folder", "train_models"]
 
@@ -69,7 +70,7 @@ def train_models(
                 elsewhere.append(place.name)
                 continue
             newest = newest_checkpoint(place, config) if place.is_dir() else None
-            is_done = newest is not None and newest.name.endswith(f"{config.num_steps:08d}")
+            is_done = newest is not None and step_of(newest) == config.num_steps
             if progress:
                 left = sum(spent) / len(spent) * (len(runs) - number) if spent else None
                 known = f", about {left / 60:.0f} minutes for the rest" if left is not None else ""
@@ -105,7 +106,7 @@ def model_of(study: Study, folder: Path, arm: str, seed: int) -> LanguageModel:
             return build(config.model).requires_grad_(False)
     place = run_folder(folder, trained, seed)
     newest = newest_checkpoint(place, config) if place.is_dir() else None
-    if newest is None or int(newest.name.split("-")[-1]) != config.num_steps:
+    if newest is None or step_of(newest) != config.num_steps:
         raise CheckpointError(
             got=f"{place}, at {'no checkpoint' if newest is None else newest.name}",
             expected=f"a run of {config.num_steps} steps",

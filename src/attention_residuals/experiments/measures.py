@@ -15,7 +15,7 @@ from attention_residuals.models import LanguageModel, build, load_model
 from attention_residuals.stats import gradient_magnitude, output_magnitude
 from attention_residuals.trace import record
 from attention_residuals.train import Saving, load_checkpoint_model
-from attention_residuals.train.checkpoint import checkpoints
+from attention_residuals.train.checkpoint import checkpoints, step_of
 from attention_residuals.train.evaluation import document_mask
 
 __all__ = ["MEASURES", "Answers", "Dynamics", "FinalLoss", "Removal"]
@@ -62,7 +62,7 @@ class Dynamics(Measure):
         yield from self._of_model(0, _untrained(run), run)
         steps, every = run.config.num_steps, self.saving(run.config.num_steps).every
         for saved in checkpoints(run.folder):
-            step = int(saved.name.removeprefix("step-"))
+            step = step_of(saved)
             if step == steps or step % every == 0:  # others are where an interrupted run has stopped
                 yield from self._of_model(step, load_model(saved), run)
 
