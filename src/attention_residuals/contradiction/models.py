@@ -4,17 +4,15 @@ import sys
 import time
 from pathlib import Path
 
-import torch
-
 from attention_residuals.contradiction.study import ARMS, Study
 from attention_residuals.data import Corpus, prepare
 from attention_residuals.data.synthetic import step_tokenizer
 from attention_residuals.durable import locked
 from attention_residuals.errors import CheckpointError
 from attention_residuals.models import LanguageModel
-from attention_residuals.models.building import build
 from attention_residuals.train import Saving, load_checkpoint_model, newest_checkpoint, train
 from attention_residuals.train.checkpoint import step_of
+from attention_residuals.train.trainer import initial_model
 
 __all__ = ["MADE", "model_of", "prepared_corpus", "run_folder", "train_models"]
 
@@ -101,9 +99,7 @@ def model_of(study: Study, folder: Path, arm: str, seed: int) -> LanguageModel:
     trained = "block" if arm in MADE else arm
     config = study.train_config(trained, seed)
     if arm == "untrained":
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            return build(config.model).requires_grad_(False)
+        return initial_model(config).requires_grad_(False)
     place = run_folder(folder, trained, seed)
     newest = newest_checkpoint(place, config) if place.is_dir() else None
     if newest is None or step_of(newest) != config.num_steps:
