@@ -29,7 +29,7 @@ def alone(tmp_path_factory, corpus):
     return load_checkpoint_model(folder)
 
 
-def run(tmp_path, corpus, place="ranks", **case):
+def run(tmp_path, corpus, place="ranks", victim=None, **case):
     case = {
         "what": "training",
         "parallel": {"shard": 2, "timeout_seconds": SECONDS},
@@ -38,7 +38,7 @@ def run(tmp_path, corpus, place="ranks", **case):
         **case,
     }
     (tmp_path / place).mkdir()
-    return on_ranks(tmp_path / place, corpus, {"one": case})["one"]
+    return on_ranks(tmp_path / place, corpus, {"one": case}, victim)["one"]
 
 
 @pytest.mark.slow
@@ -46,7 +46,7 @@ def run(tmp_path, corpus, place="ranks", **case):
 def test_a_rank_that_dies_or_hangs_is_named_in_time_and_the_run_goes_on(
     tmp_path, corpus, alone, fault, patience
 ):
-    found = run(tmp_path, corpus, **{"fault": fault, "fault in step": 3})
+    found = run(tmp_path, corpus, victim=1, **{"fault": fault, "fault in step": 3})
     assert "rank 1 gives no sign since step 3" in found[0]["error"]
     assert "rank 0 waited for it in step" in found[0]["error"]
     assert found[0]["seconds"] <= patience + SECONDS_TO_REPORT + 10
