@@ -205,7 +205,8 @@ def _committed(path: Path) -> str:
     def told(*arguments: str) -> str | None:
         return git(path.resolve().parent, *arguments, "--", path.name, timeout=30.0)
 
-    if not told("ls-files", "--error-unmatch"):
+    commit = told("log", "-1", "--format=%H")
+    if not commit or not told("ls-files", "--error-unmatch"):
         raise ConfigError(
             got=f"{path}, which is not committed",
             expected="a document that git knows, so that its time is known, too",
@@ -216,10 +217,5 @@ def _committed(path: Path) -> str:
             got=f"{path}, which differs from what was committed",
             expected="the committed document",
             do="commit the change with its reason, or undo it",
-        )
-    commit = told("log", "-1", "--format=%H")
-    if not commit:
-        raise ConfigError(
-            got=f"{path}, which is staged and not committed", expected="a commit", do="commit it"
         )
     return commit
