@@ -16,8 +16,10 @@ from attention_residuals.models import load_model
 from attention_residuals.parallel.config import Parallel
 from attention_residuals.parallel.launch import joined
 from attention_residuals.parallel.muon import GatheringMuon
+from attention_residuals.parallel.shards import _Writer
 from attention_residuals.parallel.training import executes
 from attention_residuals.train import load_checkpoint_model, newest_checkpoint, train
+from attention_residuals.train.metrics import Metrics
 from attention_residuals.train.shards import read_shards
 
 PART = "shard-00001-model-00001-of-00001.safetensors"
@@ -88,6 +90,26 @@ def test_a_run_in_parts_is_read_and_continued_by_one_process_and_back(tmp_path, 
     one, other = load_checkpoint_model(together), load_checkpoint_model(tmp_path / "alone")
     assert distance_of_models(one, other) <= 1e-6
     assert train(config, corpus, together, progress=False).step == 4  # nothing is left to do
+
+
+def test_a_run_that_fails_holds_its_folder_until_the_background_has_written(tmp_path, monkeypatch, in_parts):
+    folder, write, held = tmp_path / "all" / "run", _Writer.write_data, []
+
+    def slow(self, plan, planner):
+        time.sleep(1)  # by then the run has failed
+        try:
+            Metrics(folder).__exit__()
+        except CheckpointError as error:
+            held.append(error.got)
+        return write(self, plan, planner)
+
+    monkeypatch.setattr(_Writer, "write_data", slow)
+    with pytest.raises(Killed):
+        in_parts(killed_after(3))
+    dist.destroy_process_group()
+    assert held == [f"{folder}, in which another process is training"]
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == ["step-00000002"]
+    Metrics(folder).__exit__()  # is free again
 
 
 def test_a_run_in_parts_is_exported_as_one_model(tmp_path, in_parts, capsys):

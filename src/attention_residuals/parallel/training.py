@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
+from concurrent.futures import wait
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,11 @@ class OnRanks(Execution):
         if self._saving is not None:
             wait_for(self._saving)
             self._saving = None
+
+    def abandon(self) -> None:
+        """Waits for what is still being written in the background."""
+        if self._saving is not None:
+            wait([self._saving.done])
 
     def restore(self, checkpoint: Path, optimizer: Optimizer) -> tuple[int, Extent]:
         """Reads this rank's part of a checkpoint, of whole files or of any number of parts."""
