@@ -249,6 +249,7 @@ class Staged(OnRanks):
         """Sends this pipeline's share through it, as many sequences at once as ``per_pass`` says."""
         nats, size = 0.0, self.ranks.parallel.microbatches
         for part in self.parts(batch):
+            self.pipeline.step_number = self.ranks.step
             # The pipeline takes its loss for a mean over microbatches; what is wanted is the sum.
             found = self.pipeline.step(
                 part.tokens_BT,
@@ -272,6 +273,7 @@ class Staged(OnRanks):
             self.ranks.data_place :: self.ranks.parallel.num_data
         ]
         given = Batch(*(whole[rows.to(whole.device)] for whole in batch))
+        self.pipeline.step_number = self.ranks.step
         logits = self.pipeline.logits(given.tokens_BT, mask=self._mask(given))
         nats = 0.0
         if logits is not None and number:
