@@ -32,6 +32,7 @@ from attention_residuals.errors import CheckpointError, ConfigError
 from attention_residuals.layers.residual import AttnRes, StandardResidual
 from attention_residuals.train import Saving, load_run
 from attention_residuals.train import trainer as trainer_module
+from attention_residuals.train.trainer import initial_model
 
 AGREED = Preregistration("0" * 64, "1" * 40, 16, {"0": ("L1.attention < embedding", "output < B1")}, "3" * 64)
 
@@ -84,6 +85,9 @@ def test_made_models_share_the_block_models_weights_or_its_start(trained):
     assert all(zero[name].abs().sum() == 0 for name in queries)
     assert all(torch.equal(zero[name], block[name]) for name in block if name not in queries)
     assert not torch.equal(fresh["embedding.weight"], block["embedding.weight"])
+    begun = dict(initial_model(load_run(run_folder(trained, "block", 0)).config).named_parameters())
+    assert fresh.keys() == begun.keys()
+    assert all(torch.equal(fresh[name], begun[name]) for name in begun)
 
 
 def test_training_that_was_killed_goes_on(tmp_path, monkeypatch):

@@ -60,8 +60,18 @@ def test_a_document_that_was_never_committed_is_refused(document):
     with pytest.raises(ConfigError, match="not committed"):
         preregistered(other, STUDY)
     git(path.parent, "add", "other.md")
-    with pytest.raises(ConfigError, match=r"differs from what was committed|staged"):
+    with pytest.raises(ConfigError, match="not committed"):
         preregistered(other, STUDY)
+
+
+def test_a_document_that_git_forgot_again_is_refused_though_it_was_committed_once(document):
+    path, _ = document
+    path.with_name(".gitignore").write_text("*.md\n")
+    git(path.parent, "add", ".gitignore")
+    git(path.parent, "rm", "-q", "--cached", path.name)
+    git(path.parent, "commit", "-qm", "forgotten")
+    with pytest.raises(ConfigError, match="not committed"):
+        preregistered(path, STUDY)
 
 
 def test_a_document_outside_of_any_repository_is_refused(document, tmp_path_factory):

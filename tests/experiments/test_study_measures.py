@@ -21,6 +21,8 @@ from attention_residuals.layers.residual import AttnRes, Delta, DenseFormer, Sli
 from attention_residuals.models import Decoder, LanguageModel
 from attention_residuals.stats import gradient_magnitude
 from attention_residuals.train import train
+from attention_residuals.train.evaluation import document_mask
+from attention_residuals.train.trainer import initial_model
 
 LAYERS = 4
 TOKENS = torch.randint(VOCABULARY, (2, 11), generator=torch.Generator().manual_seed(0))
@@ -135,9 +137,9 @@ def test_dynamics_are_measured_at_the_start_and_at_every_point(finished, corpus)
     assert len(found) == 3 * 2 * SMOKE.shape.num_layers
     scored = corpus.valid_scored
     batch = next(sequential(corpus.valid, sequence_length=48, batch_size=3, scored=scored))
-    untrained = module._untrained(run)
+    untrained = initial_model(run.config)
     state = {name: value.clone() for name, value in untrained.state_dict().items()}
-    mask = module.document_mask(batch.documents_BT)
+    mask = document_mask(batch.documents_BT)
     sizes = [n.value for n in found if (n.quantity, n.step) == ("gradient magnitude", 0)]
     assert sizes == list(gradient_magnitude(untrained, batch.tokens_BT, batch.targets_BT, mask))
     assert all(torch.equal(value, state[name]) for name, value in untrained.state_dict().items())
@@ -168,7 +170,8 @@ def test_output_magnitude_of_a_standard_model_is_that_of_its_stream(finished, co
     found = {
         n.place: n.value for n in measure.numbers(run) if n.quantity == "output magnitude" and n.step == 0
     }
-    model, batch = module._untrained(run), module._batch(run, 2)
+    model = initial_model(run.config)
+    batch = next(sequential(corpus.valid, sequence_length=48, batch_size=2, scored=corpus.valid_scored))
     streams = []
 
     class Streams(Without):
@@ -177,7 +180,7 @@ def test_output_magnitude_of_a_standard_model_is_that_of_its_stream(finished, co
                 streams.append(read.sources[-1])
             return read
 
-    model(batch.tokens_BT, mask=module.document_mask(batch.documents_BT), tap=Streams([]))
+    model(batch.tokens_BT, mask=document_mask(batch.documents_BT), tap=Streams([]))
     real = batch.tokens_BT != 0
     for layer, stream in enumerate(streams[1:]):
         assert found[layer] == pytest.approx(stream[real].square().mean().sqrt().item(), rel=1e-5)

@@ -10,14 +10,15 @@ import traceback
 from pathlib import Path
 
 
-def run_groups(folder, *groups, timeout=600):
+def run_groups(folder, *groups, worker="pipeline_worker.py", timeout=240):
     """Runs groups of ranks at once; returns for each what its ranks found, an exit code where they found nothing.
 
-    A group is a dict: ``work`` names a function of ``pipeline_worker.WORK``, ``num_ranks`` says how many ranks
-    call it with their rank and the group; a ``victim`` is ended when all others have.
+    A group is a dict: ``work`` names a function of the worker's ``WORK``, ``num_ranks`` says how many ranks call
+    it with their rank and the group, which then has a ``folder`` of its own and says ``at`` which place they meet;
+    a ``victim`` is ended when all others have.
     """
     (folder / "groups.json").write_text(json.dumps(groups))
-    command = [sys.executable, str(Path(__file__).with_name("pipeline_worker.py")), str(folder)]
+    command = [sys.executable, str(Path(__file__).with_name(worker)), str(folder)]
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
@@ -41,10 +42,11 @@ def fork_groups(work):
     groups = json.loads((folder / "groups.json").read_text())
     children = {}
     for number, group in enumerate(groups):
-        (folder / str(number)).mkdir()
-        group["at"] = _meeting_place(folder / str(number), group)
+        group["folder"] = str(folder / str(number))
+        Path(group["folder"]).mkdir()
+        group["at"] = _meeting_place(group)
         for rank in range(group["num_ranks"]):
-            children[_forked(work[group["work"]], rank, group, folder / str(number))] = (number, rank)
+            children[_forked(work[group["work"]], rank, group)] = (number, rank)
     found = [[None] * group["num_ranks"] for group in groups]
     while children:
         child, status = os.wait()
@@ -59,22 +61,22 @@ def fork_groups(work):
     (folder / "found.json").write_text(json.dumps(found))
 
 
-def _meeting_place(folder, group):
+def _meeting_place(group):
     if group.get("meets_by") != "tcp":
-        return f"file://{folder / 'store'}"
+        return f"file://{group['folder']}/store"
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return f"tcp://127.0.0.1:{free.getsockname()[1]}"
 
 
-def _forked(work, rank, group, folder):
+def _forked(work, rank, group):
     """Calls the work in a process of its own, which ends without goodbye: there may be nobody left to hear it."""
     child = os.fork()
     if child:
         return child
     code = 1
     try:
-        (folder / f"{rank}.json").write_text(json.dumps(work(rank, group)))
+        (Path(group["folder"]) / f"{rank}.json").write_text(json.dumps(work(rank, group)))
         code = 0
     finally:
         if code:

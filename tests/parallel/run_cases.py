@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 from parallel.pipeline_cases import RULES
-from parallel.run_processes import run_ranks
+from parallel.rank_processes import run_groups
 
 from attention_residuals.data import TextFiles, prepare
 from attention_residuals.models import DecoderConfig
@@ -48,11 +48,15 @@ def make_corpus(folder):
     return prepare(source, folder / "corpus", vocab_size=300, valid_fraction=0.2)
 
 
-def on_ranks(folder, corpus, cases):
-    """Runs cases one after the other on as many ranks as each needs; returns what each rank found, by case."""
+def on_ranks(folder, corpus, cases, victim=None):
+    """Runs cases one after the other on as many ranks as each needs; returns what each rank found, by case.
+
+    A victim is a rank that hangs, and is ended when all others have.
+    """
     sizes = {name: _size(case["parallel"]) for name, case in cases.items()}
-    task = {"corpus": str(corpus.folder), "cases": cases}
-    found = run_ranks(folder, max(sizes.values()), task)
+    group = {"work": "cases", "num_ranks": max(sizes.values()), "victim": victim}
+    group |= {"corpus": str(corpus.folder), "cases": cases}
+    (found,) = run_groups(folder, group, worker="run_worker.py")
     return {
         name: [rank[name] if isinstance(rank, dict) else rank for rank in found[: sizes[name]]]
         for name in cases

@@ -4,6 +4,7 @@ import os
 import time
 
 import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from attention_residuals.parallel import shards
 
@@ -17,7 +18,16 @@ def dies(model):
 
 
 def hangs(model):
-    time.sleep(60)
+    time.sleep(600)
+
+
+def dies_in_a_forward(model):
+    """In the step that comes next; stages of a pipeline have layers of their own."""
+    register_module_forward_pre_hook(lambda *_: os._exit(9))
+
+
+def hangs_in_a_forward(model):
+    register_module_forward_pre_hook(lambda *_: time.sleep(600))
 
 
 def breaks_a_weight(model):
@@ -46,4 +56,15 @@ def dies_while_saving(model):
     shards._Writer.write_data = half
 
 
-FAULTS = {fault.__name__: fault for fault in (dies, hangs, breaks_a_weight, fails, dies_while_saving)}
+FAULTS = {
+    fault.__name__: fault
+    for fault in (
+        dies,
+        hangs,
+        dies_in_a_forward,
+        hangs_in_a_forward,
+        breaks_a_weight,
+        fails,
+        dies_while_saving,
+    )
+}

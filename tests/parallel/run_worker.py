@@ -1,8 +1,6 @@
 """One rank of tiny runs; notes how far each is from one process alone, or how it ended."""
 
 import importlib
-import json
-import os
 import signal
 import time
 from dataclasses import replace
@@ -11,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
+from parallel.rank_processes import fork_groups
 from parallel.run_cases import SAVING, config_of
 from parallel.run_faults import FAULTS, nothing
-from parallel.run_processes import fork_ranks
 from torch.distributed.tensor import DTensor
 
 from attention_residuals.data import Corpus
@@ -117,26 +115,27 @@ def run(case, corpus, rank, store):
     if rank >= parallel.num_ranks:
         return None
     work = {"first step": first_step, "training": training}[case["what"]]
-    with joined(parallel, "cpu", dist.FileStore(str(store), parallel.num_ranks), rank) as ranks:
+    with joined(parallel, "cpu", dist.FileStore(store, parallel.num_ranks), rank) as ranks:
         return work(ranks, corpus, case)
 
 
-def main(rank, num_ranks, folder):
+def cases(rank, group):
+    """Runs one case after the other; the first that breaks what the ranks hear of one another is the last."""
     torch.set_num_threads(1)
-    task = json.loads((folder / "task.json").read_text())
-    corpus, found = Corpus.load(task["corpus"]), {}
-    for number, (name, case) in enumerate(task["cases"].items()):
+    corpus, found = Corpus.load(group["corpus"]), {}
+    for number, (name, case) in enumerate(group["cases"].items()):
         try:
-            found[name] = run(case, corpus, rank, folder / f"store-{number}")
+            found[name] = run(case, corpus, rank, f"{group['folder']}/store-{number}")
         except AttentionResidualsError as error:
             seconds = time.monotonic() - MOMENTS[-1]
             found[name] = {"error": f"{type(error).__name__}: {error}", "seconds": seconds}
             if dist.is_initialized():
                 break
-    (folder / f"{rank}.json").write_text(json.dumps(found))
-    os._exit(0)
+    return found
 
+
+WORK = {"cases": cases}
 
 if __name__ == "__main__":
     importlib.import_module("attention_residuals.ops.cpu")  # once, by the process that forks
-    fork_ranks(main)
+    fork_groups(WORK)

@@ -25,8 +25,9 @@ def rank_0(tmp_path, monkeypatch):
     dist.destroy_process_group()
 
 
-def say(own, rank, beat=1, step=4, doing="", seconds=0.0, verdict=""):
-    own._store.set(f"rank {rank}", json.dumps([beat, step, doing, seconds, verdict]))
+def say(own, rank, beat=1, step=4, doing="", seconds=0.0, turn=None, verdict=""):
+    turn = step - 3 if turn is None else turn  # step 4 is the first that rank 0 begins
+    own._store.set(f"rank {rank}", json.dumps([beat, step, doing, seconds, turn, verdict]))
 
 
 def lively(own, monkeypatch, **ranks):
@@ -89,6 +90,14 @@ def test_who_has_finished_the_step_is_not_to_blame(rank_0, monkeypatch):
     say(rank_0, 2, doing="between steps")
     lively(rank_0, monkeypatch, one={}, two=None)
     assert ended(rank_0) == "rank 0 failed in step 4: RuntimeError: connection closed"
+
+
+def test_who_has_finished_only_an_earlier_part_of_the_step_is_named(rank_0, monkeypatch):
+    say(rank_0, 2, doing="between steps", turn=0)
+    lively(rank_0, monkeypatch, one={}, two=None)
+    assert ended(rank_0) == (
+        "rank 2 no longer answers in step 4; when last heard of, in step 4, it was between steps"
+    )
 
 
 def test_a_rank_that_fails_in_its_own_work_asks_nobody(rank_0, monkeypatch):

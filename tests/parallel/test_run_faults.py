@@ -1,6 +1,7 @@
 """What goes wrong on one rank ends the run on all, with the rank and the step named, and it goes on from there."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from attention_residuals.cli import main
 from attention_residuals.errors import ConfigError
 from attention_residuals.parallel.config import Parallel
 from attention_residuals.parallel.launch import SECONDS_TO_REPORT, launched
+from attention_residuals.parallel.watch import PATIENCE_SECONDS
 from attention_residuals.train import load_checkpoint_model, train
 
 SECONDS = 8.0
@@ -29,7 +31,7 @@ def alone(tmp_path_factory, corpus):
     return load_checkpoint_model(folder)
 
 
-def run(tmp_path, corpus, place="ranks", **case):
+def run(tmp_path, corpus, place="ranks", victim=None, **case):
     case = {
         "what": "training",
         "parallel": {"shard": 2, "timeout_seconds": SECONDS},
@@ -38,7 +40,7 @@ def run(tmp_path, corpus, place="ranks", **case):
         **case,
     }
     (tmp_path / place).mkdir()
-    return on_ranks(tmp_path / place, corpus, {"one": case})["one"]
+    return on_ranks(tmp_path / place, corpus, {"one": case}, victim)["one"]
 
 
 @pytest.mark.slow
@@ -46,12 +48,33 @@ def run(tmp_path, corpus, place="ranks", **case):
 def test_a_rank_that_dies_or_hangs_is_named_in_time_and_the_run_goes_on(
     tmp_path, corpus, alone, fault, patience
 ):
-    found = run(tmp_path, corpus, **{"fault": fault, "fault in step": 3})
+    found = run(tmp_path, corpus, victim=1, **{"fault": fault, "fault in step": 3})
     assert "rank 1 gives no sign since step 3" in found[0]["error"]
     assert "rank 0 waited for it in step" in found[0]["error"]
     assert found[0]["seconds"] <= patience + SECONDS_TO_REPORT + 10
     assert [rank["step"] for rank in run(tmp_path, corpus, "again")] == [6, 6]
     assert distance_of_models(load_checkpoint_model(tmp_path / "run"), alone) <= 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        ("dies_in_a_forward", "rank 1 no longer answers in step 4; when last heard of, in step 4, it was "),
+        (
+            "hangs_in_a_forward",
+            r"rank 1 did not go on in step 4: busy for \d+ s in the forward of microbatch 0 in stage 1",
+        ),
+    ],
+)
+def test_what_a_pipeline_finds_out_about_a_rank_is_told_as_it_is(tmp_path, corpus, fault, told):
+    pipeline = {"pipeline": 2, "microbatches": 2, "timeout_seconds": SECONDS}
+    in_two_passes = {"micro_batch_size": 4}  # what counts is the step, not the pass
+    case = {"parallel": pipeline, "config": in_two_passes, "fault": fault, "fault in step": 3}
+    found = run(tmp_path, corpus, victim=1, **case)
+    assert re.match(f"RankError: got: {told}", found[0]["error"]), found[0]
+    assert "on rank 0: " in found[0]["error"]
+    assert found[0]["seconds"] <= SECONDS + PATIENCE_SECONDS + 10
 
 
 @pytest.mark.slow

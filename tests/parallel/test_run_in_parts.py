@@ -2,6 +2,8 @@
 
 import sys
 import time
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,13 +13,15 @@ from parallel.run_cases import SAVING, config_of, distance_of_models, make_corpu
 from safetensors.torch import save_file
 
 from attention_residuals.cli import main
-from attention_residuals.errors import CheckpointError
+from attention_residuals.errors import CheckpointError, RankError
 from attention_residuals.models import load_model
 from attention_residuals.parallel.config import Parallel
 from attention_residuals.parallel.launch import joined
 from attention_residuals.parallel.muon import GatheringMuon
+from attention_residuals.parallel.shards import _Writer
 from attention_residuals.parallel.training import executes
 from attention_residuals.train import load_checkpoint_model, newest_checkpoint, train
+from attention_residuals.train.metrics import Metrics
 from attention_residuals.train.shards import read_shards
 
 PART = "shard-00001-model-00001-of-00001.safetensors"
@@ -90,6 +94,26 @@ def test_a_run_in_parts_is_read_and_continued_by_one_process_and_back(tmp_path, 
     assert train(config, corpus, together, progress=False).step == 4  # nothing is left to do
 
 
+def test_a_run_that_fails_holds_its_folder_until_the_background_has_written(tmp_path, monkeypatch, in_parts):
+    folder, write, held = tmp_path / "all" / "run", _Writer.write_data, []
+
+    def slow(self, plan, planner):
+        time.sleep(1)  # by then the run has failed
+        try:
+            Metrics(folder).__exit__()
+        except CheckpointError as error:
+            held.append(error.got)
+        return write(self, plan, planner)
+
+    monkeypatch.setattr(_Writer, "write_data", slow)
+    with pytest.raises(Killed):
+        in_parts(killed_after(3))
+    dist.destroy_process_group()
+    assert held == [f"{folder}, in which another process is training"]
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == ["step-00000002"]
+    Metrics(folder).__exit__()  # is free again
+
+
 def test_a_run_in_parts_is_exported_as_one_model(tmp_path, in_parts, capsys):
     in_parts()
     assert main(["export", str(tmp_path / "all"), str(tmp_path / "out")]) == 0
@@ -137,6 +161,33 @@ def test_a_rank_tells_its_own_error_and_never_only_what_it_waited_for(in_ranks):
     error = in_ranks.explained(RuntimeError("shapes cannot be multiplied"))
     assert "rank 1 ended in step 7: closed" in str(error)
     assert "shapes cannot be multiplied" in str(error)
+
+
+def test_a_rank_error_that_names_another_rank_is_told_as_it_is_unless_other_copies_may_know_more(
+    in_ranks, monkeypatch
+):
+    def of(got):
+        return RankError(got=got, expected="every rank to finish", do="start again")
+
+    in_ranks.store.set("failed/1", '{"step": 7, "what": "no luck", "began_here": true}')
+    found, own = of("rank 1 no longer answers in step 7"), of("rank 0 failed in step 7: connection closed")
+    assert in_ranks.explained(found) is found
+    assert "rank 1 failed in step 7: no luck" in str(in_ranks.explained(own))
+    in_copies = replace(in_ranks.parallel, replicate=2, pipeline=2, microbatches=2)
+    monkeypatch.setattr(in_ranks, "parallel", in_copies)
+    assert "rank 1 failed in step 7: no luck" in str(in_ranks.explained(found))
+
+
+def test_an_error_that_names_who_keeps_the_store_outlives_the_store(in_ranks, monkeypatch):
+    def gone(*_):
+        raise RuntimeError("broken pipe")
+
+    monkeypatch.setattr(in_ranks, "store", SimpleNamespace(set=gone))
+    found = RankError(got="the store no longer answers: rank 0", expected="it to live", do="start again")
+    assert in_ranks.explained(found) is found
+    assert "rank 0 was left alone in step 0: RuntimeError: shapes" in str(
+        in_ranks.explained(RuntimeError("shapes"))
+    )
 
 
 def test_what_was_said_before_a_restart_is_not_heard_after_it(tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ from attention_residuals.layers.residual import AttnRes, StandardResidual
 from attention_residuals.models import load_model
 from attention_residuals.train import AdamW, Saving, load_checkpoint_model
 from attention_residuals.train import checkpoint as checkpoint_module
-from attention_residuals.train.checkpoint import checkpoints, newest_checkpoint
+from attention_residuals.train.checkpoint import checkpoints, newest_checkpoint, step_of
 
 FILES = ["config.json", "model.safetensors", "optimizer.safetensors", "state.json"]
 
@@ -131,6 +131,13 @@ def test_only_folders_named_for_a_step_are_checkpoints(run):
     (run / "checkpoints" / "step-best").mkdir()
     (run / "checkpoints" / ".partial-step-00000008").mkdir()
     assert [path.name for path in checkpoints(run)] == ["step-00000004", "step-00000006"]
+
+
+def test_the_step_of_a_checkpoint_is_read_from_its_name_however_long(run):
+    assert [step_of(path) for path in checkpoints(run)] == [4, 6]
+    long = run / "checkpoints" / "step-1234567890"
+    long.mkdir()
+    assert step_of(checkpoints(run)[-1]) == 1234567890
 
 
 def test_a_full_disk_leaves_the_checkpoint_before_it_and_names_it(corpus, run, go, tmp_path):

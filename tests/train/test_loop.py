@@ -8,8 +8,9 @@ from tiny_run import NUM_STEPS, SAVING, model_config, train_config
 
 from attention_residuals.data import Batches
 from attention_residuals.layers.residual import AttnRes, StandardResidual
+from attention_residuals.models import Decoder
 from attention_residuals.train import AdamW, Cosine, Saving, evaluate, load_checkpoint_model, load_run
-from attention_residuals.train.trainer import Trainer, deterministic
+from attention_residuals.train.trainer import Trainer, deterministic, initial_model
 
 
 @pytest.mark.parametrize("residual", [StandardResidual(), AttnRes(sublayers_per_block=2)])
@@ -78,6 +79,23 @@ def test_a_last_row_and_evaluation_are_written_even_for_the_shortest_run(go, tmp
         ("train", 1),
         ("valid", 1),
     ]
+
+
+def test_the_model_that_a_run_begins_with_is_drawn_from_its_seed_and_from_nothing_else(corpus, tmp_path):
+    config = train_config(checkpoint_activations=True)
+    torch.manual_seed(config.seed)
+    drawn = Decoder(config.model).state_dict()
+    before = torch.get_rng_state()
+    initial = initial_model(config)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert initial.checkpoint_activations
+    trained = Trainer(config, corpus, tmp_path, "cpu").model.state_dict()
+    assert drawn.keys() == trained.keys() == initial.state_dict().keys()
+    for name, value in initial.state_dict().items():
+        assert torch.equal(value, trained[name])
+        assert torch.equal(value, drawn[name])
+    other = initial_model(train_config(seed=config.seed + 1))
+    assert not torch.equal(other.embedding.weight, initial.embedding.weight)
 
 
 def test_targets_that_stand_for_no_byte_have_no_bits_per_byte(corpus, tmp_path):

@@ -4,16 +4,15 @@ import sys
 import time
 from pathlib import Path
 
-import torch
-
 from attention_residuals.contradiction.study import ARMS, Study
 from attention_residuals.data import Corpus, prepare
 from attention_residuals.data.synthetic import step_tokenizer
 from attention_residuals.durable import locked
 from attention_residuals.errors import CheckpointError
 from attention_residuals.models import LanguageModel
-from attention_residuals.models.building import build
 from attention_residuals.train import Saving, load_checkpoint_model, newest_checkpoint, train
+from attention_residuals.train.checkpoint import step_of
+from attention_residuals.train.trainer import initial_model
 
 __all__ = ["MADE", "model_of", "prepared_corpus", "run_folder", "train_models"]
 
@@ -69,7 +68,7 @@ def train_models(
                 elsewhere.append(place.name)
                 continue
             newest = newest_checkpoint(place, config) if place.is_dir() else None
-            is_done = newest is not None and newest.name.endswith(f"{config.num_steps:08d}")
+            is_done = newest is not None and step_of(newest) == config.num_steps
             if progress:
                 left = sum(spent) / len(spent) * (len(runs) - number) if spent else None
                 known = f", about {left / 60:.0f} minutes for the rest" if left is not None else ""
@@ -100,12 +99,10 @@ def model_of(study: Study, folder: Path, arm: str, seed: int) -> LanguageModel:
     trained = "block" if arm in MADE else arm
     config = study.train_config(trained, seed)
     if arm == "untrained":
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            return build(config.model).requires_grad_(False)
+        return initial_model(config).requires_grad_(False)
     place = run_folder(folder, trained, seed)
     newest = newest_checkpoint(place, config) if place.is_dir() else None
-    if newest is None or int(newest.name.split("-")[-1]) != config.num_steps:
+    if newest is None or step_of(newest) != config.num_steps:
         raise CheckpointError(
             got=f"{place}, at {'no checkpoint' if newest is None else newest.name}",
             expected=f"a run of {config.num_steps} steps",

@@ -4,7 +4,6 @@ import hashlib
 import json
 import math
 import re
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +13,7 @@ from attention_residuals.contradiction.study import Study, digest
 from attention_residuals.errors import ConfigError
 from attention_residuals.models.weights import read_json
 from attention_residuals.stats import needed_items
+from attention_residuals.train.environment import git
 
 __all__ = [
     "ALPHA",
@@ -201,36 +201,21 @@ def _facts(path: Path, text: str) -> dict[str, Any]:
 
 def _committed(path: Path) -> str:
     """Returns the commit that holds the document as it is."""
-    if not _git(path, "ls-files", "--error-unmatch", "--", path.name):
+
+    def told(*arguments: str) -> str | None:
+        return git(path.resolve().parent, *arguments, "--", path.name, timeout=30.0)
+
+    commit = told("log", "-1", "--format=%H")
+    if not commit or not told("ls-files", "--error-unmatch"):
         raise ConfigError(
             got=f"{path}, which is not committed",
             expected="a document that git knows, so that its time is known, too",
             do="git add it, commit, and start again",
         )
-    if _git(path, "status", "--porcelain", "--", path.name) != "":
+    if told("status", "--porcelain") != "":
         raise ConfigError(
             got=f"{path}, which differs from what was committed",
             expected="the committed document",
             do="commit the change with its reason, or undo it",
         )
-    commit = _git(path, "log", "-1", "--format=%H", "--", path.name)
-    if not commit:
-        raise ConfigError(
-            got=f"{path}, which is staged and not committed", expected="a commit", do="commit it"
-        )
     return commit
-
-
-def _git(path: Path, *arguments: str) -> str | None:
-    try:
-        ran = subprocess.run(
-            ["git", *arguments],
-            cwd=path.resolve().parent,
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return ran.stdout.strip()

@@ -14,7 +14,7 @@ from attention_residuals.errors import ConfigError, is_count
 from attention_residuals.experiments.cell import Finished, Measure
 from attention_residuals.experiments.removal import loss_without
 from attention_residuals.experiments.results import Number
-from attention_residuals.models import LanguageModel, build, load_model
+from attention_residuals.models import LanguageModel, load_model
 from attention_residuals.stats import (
     embedding_share,
     gradient_magnitude,
@@ -26,8 +26,9 @@ from attention_residuals.stats import (
 )
 from attention_residuals.trace import Trace, record
 from attention_residuals.train import Saving, load_checkpoint_model
-from attention_residuals.train.checkpoint import checkpoints
+from attention_residuals.train.checkpoint import checkpoints, step_of
 from attention_residuals.train.evaluation import document_mask
+from attention_residuals.train.trainer import initial_model
 
 __all__ = ["MEASURES", "Answers", "Dynamics", "FinalLoss", "Removal", "Routing"]
 
@@ -70,10 +71,10 @@ class Dynamics(Measure):
 
     def numbers(self, run: Finished) -> Iterator[Number]:
         """Yields both magnitudes of every layer at every point."""
-        yield from self._of_model(0, _untrained(run), run)
+        yield from self._of_model(0, initial_model(run.config), run)
         steps, every = run.config.num_steps, self.saving(run.config.num_steps).every
         for saved in checkpoints(run.folder):
-            step = int(saved.name.removeprefix("step-"))
+            step = step_of(saved)
             if step == steps or step % every == 0:  # others are where an interrupted run has stopped
                 yield from self._of_model(step, load_model(saved), run)
 
@@ -233,13 +234,6 @@ def _batch(run: Finished, num_windows: int) -> Batch:
             do="prepare more text, or measure on fewer windows",
         )
     return batch
-
-
-def _untrained(run: Finished) -> LanguageModel:
-    """Makes the model that the run has begun with."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(run.config.seed)
-        return build(run.config.model)
 
 
 def _check_counts(measure: Measure, *names: str) -> None:

@@ -15,7 +15,7 @@ from attention_residuals.experiments.cost import training_flops
 from attention_residuals.experiments.launchers import Launcher, OneProcess
 from attention_residuals.experiments.results import Key, Outcome, Results, Table
 from attention_residuals.experiments.worker import HELD, STOPPED, run_folder, write_cell
-from attention_residuals.train.checkpoint import checkpoints
+from attention_residuals.train.checkpoint import checkpoints, step_of
 from attention_residuals.train.metrics import read_rows
 from attention_residuals.train.signals import StopSignals
 
@@ -126,7 +126,7 @@ class _Queue:
     def step_of(self, cell: Cell) -> int:
         """Says how far a run is: the step of its newest checkpoint."""
         saved = checkpoints(run_folder(self.folder, cell))
-        return int(saved[-1].name.removeprefix("step-")) if saved else 0
+        return step_of(saved[-1]) if saved else 0
 
     def collect(self) -> bool:
         """Takes in what has ended; tells whether anything has."""

@@ -137,20 +137,33 @@ class Ranks:
             error: What ended this rank.
 
         Returns:
-            The same error if it began here, else a RankError that names the ranks and their steps.
+            The same error if it began here or names another rank already, else a RankError that names the ranks
+            and their steps.
         """
         began_here = not isinstance(error, RankError) and (
             isinstance(error, _BEGIN_HERE) or not isinstance(error, RuntimeError)
         )
+        names_another = self._names_another(error)
         try:
             self._tell("failed", {"step": self.step, "what": _line(error), "began_here": began_here})
-            return error if began_here else self._blame(error)
+            return error if began_here or names_another else self._blame(error)
         except RuntimeError:  # whoever keeps the store is gone
+            if names_another:
+                return error
             return RankError(
                 got=f"rank {self.rank} was left alone in step {self.step}: {_line(error)}",
                 expected="every rank to finish the step, and the process that keeps the store to live",
                 do=_RESTART,
             )
+
+    def _names_another(self, error: BaseException) -> bool:
+        """Tells whether an error says already who ended the run, as a pipeline does, which watches its ranks.
+
+        Not where a rank found none but itself, nor in copies of a pipeline, each of which sees only its own ranks.
+        """
+        if not isinstance(error, RankError) or self.parallel.num_data > 1:
+            return False
+        return not error.got.startswith(f"rank {self.rank} failed")
 
     def _blame(self, error: BaseException) -> BaseException:
         """Listens to the others for a while."""

@@ -79,7 +79,9 @@ class Pipeline:
         self.group, self.device, self.config = group, torch.device(device), model.config
         self.rank, num_ranks = dist.get_rank(group), dist.get_world_size(group)
         self.num_microbatches, self.precision, self.loss = num_microbatches, precision, loss
-        self.store, self.step_number = Store(), 0
+        self.store = Store()
+        self.step_number = 0
+        """Of what comes next, for messages; whoever takes several passes for a step sets it before each."""
         self.bytes_sent = Counter[str]()
         self.watch = Watch(group)
         self._stages: list[ExchangeStage] = []

@@ -11,25 +11,9 @@ from torch import Tensor, nn
 from attention_residuals.errors import AttentionResidualsError, RankError
 from attention_residuals.train.optimizer import local
 
-__all__ = ["add_up_gradients", "agree", "agreeing", "fingerprint", "wait"]
+__all__ = ["add_up_gradients", "agreeing", "fingerprint", "wait"]
 
 _REFUSED = -1
-
-
-def agree(verb: str, what: str, group: dist.ProcessGroup | None, device: torch.device) -> None:
-    """Refuses ranks that were told different things, before they wait for one another.
-
-    Args:
-        verb: What happened to the ranks, for the message.
-        what: Must be the same on all.
-        group: The ranks.
-        device: Of this rank.
-
-    Raises:
-        RankError: It is not the same; every rank raises it.
-    """
-    with agreeing(verb, group, device) as told:
-        told.append(what)
 
 
 @contextmanager

@@ -19,10 +19,11 @@ from attention_residuals.configs import encode
 from attention_residuals.errors import CheckpointError
 from attention_residuals.models.weights import FORMAT as MODEL_FORMAT
 from attention_residuals.models.weights import read_json, sha256
-from attention_residuals.train.checkpoint import SHARDED, complete, last_saved, partial_of, writing
+from attention_residuals.train.checkpoint import complete, last_saved, partial_of, writing
 from attention_residuals.train.config import TrainConfig
 from attention_residuals.train.metrics import Extent
 from attention_residuals.train.optimizer import Optimizer
+from attention_residuals.train.shards import SHARDED
 
 __all__ = ["Saving", "begin_saving", "load_parts", "wait_for"]
 

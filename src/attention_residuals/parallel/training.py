@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
+from concurrent.futures import wait
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from attention_residuals.configs import encode
 from attention_residuals.data import Batch
-from attention_residuals.data.batches import UNSCORED
 from attention_residuals.models import Decoder, LanguageModel
 from attention_residuals.parallel.launch import Ranks
 from attention_residuals.parallel.muon import GatheringMuon
@@ -25,7 +24,7 @@ from attention_residuals.parallel.sharding import own_outputs, shard, split_matr
 from attention_residuals.parallel.shards import Saving, begin_saving, load_parts, wait_for
 from attention_residuals.train.checkpoint import position
 from attention_residuals.train.config import TrainConfig
-from attention_residuals.train.evaluation import document_mask, total_nats
+from attention_residuals.train.evaluation import document_mask, summed_nats, total_nats
 from attention_residuals.train.execution import Executes, Execution
 from attention_residuals.train.metrics import Extent
 from attention_residuals.train.optimizer import Optimizer, by_layout
@@ -136,6 +135,11 @@ class OnRanks(Execution):
             wait_for(self._saving)
             self._saving = None
 
+    def abandon(self) -> None:
+        """Waits for what is still being written in the background."""
+        if self._saving is not None:
+            wait([self._saving.done])
+
     def restore(self, checkpoint: Path, optimizer: Optimizer) -> tuple[int, Extent]:
         """Reads this rank's part of a checkpoint, of whole files or of any number of parts."""
         load_parts(checkpoint, self.tensors(), optimizer)
@@ -224,7 +228,7 @@ class Staged(OnRanks):
             num_microbatches=parallel.microbatches,
             schedule=parallel.schedule,
             precision=config.precision,
-            loss=_summed,
+            loss=summed_nats,
             group=self.group,
             device=device,
         )
@@ -245,6 +249,7 @@ class Staged(OnRanks):
         """Sends this pipeline's share through it, as many sequences at once as ``per_pass`` says."""
         nats, size = 0.0, self.ranks.parallel.microbatches
         for part in self.parts(batch):
+            self.pipeline.step_number = self.ranks.step
             # The pipeline takes its loss for a mean over microbatches; what is wanted is the sum.
             found = self.pipeline.step(
                 part.tokens_BT,
@@ -268,10 +273,11 @@ class Staged(OnRanks):
             self.ranks.data_place :: self.ranks.parallel.num_data
         ]
         given = Batch(*(whole[rows.to(whole.device)] for whole in batch))
+        self.pipeline.step_number = self.ranks.step
         logits = self.pipeline.logits(given.tokens_BT, mask=self._mask(given))
         nats = 0.0
         if logits is not None and number:
-            nats = _summed(logits[:number], own.targets_BT).item()
+            nats = summed_nats(logits[:number], own.targets_BT).item()
         return self.ranks.sum(nats)
 
     def gradient_norm(self, parameters: list[Tensor]) -> Tensor:
@@ -286,9 +292,3 @@ class Staged(OnRanks):
 
     def _mask(self, batch: Batch) -> Tensor | None:
         return None if self.config.cross_documents else document_mask(batch.documents_BT)
-
-
-def _summed(logits: Tensor, targets: Tensor) -> Tensor:
-    """Returns the summed cross-entropy of the targets that are scored, in nats, as ``total_nats`` does."""
-    flat = logits.float().flatten(0, 1)
-    return F.cross_entropy(flat, targets.flatten(), reduction="sum", ignore_index=UNSCORED)

@@ -33,6 +33,8 @@ class _Word(NamedTuple):
     """Empty while it waits for other ranks."""
     seconds: float = 0.0
     """For how long."""
+    turn: int = 0
+    """How many passes it has begun; a step may take several, and all ranks begin as many."""
     verdict: str = ""
     """Why the step failed, once it knows."""
 
@@ -63,13 +65,13 @@ class Watch:
         """Says that this rank lives, as long as a step runs, and names who ended it when it fails.
 
         Args:
-            step: Its number.
+            step: Its number, for the message.
 
         Raises:
             RankError: An exchange with other ranks failed.
         """
         self._doing = ("", time.monotonic())
-        self._say(step=step, verdict="")
+        self._say(begins=step)
         ended = threading.Event()
         thread = threading.Thread(target=self._beat, args=(ended,), daemon=True)
         thread.start()
@@ -112,18 +114,16 @@ class Watch:
         while self._others and not ended.wait(BEAT_SECONDS):
             self._say()
 
-    def _say(self, step: int | None = None, verdict: str | None = None) -> None:
+    def _say(self, begins: int | None = None, verdict: str | None = None) -> None:
         """Writes into the store; where that is gone, nobody could be told."""
         with self._lock:
             doing, since = self._doing
             now = self._word
-            self._word = _Word(
-                now.beat + 1,
-                now.step if step is None else step,
-                doing,
-                time.monotonic() - since,
-                now.verdict if verdict is None else verdict,
-            )
+            if begins is not None:
+                now = now._replace(step=begins, turn=now.turn + 1, verdict="")
+            if verdict is not None:
+                now = now._replace(verdict=verdict)
+            self._word = now._replace(beat=now.beat + 1, doing=doing, seconds=time.monotonic() - since)
             with contextlib.suppress(RuntimeError):
                 self._store.set(_key(self.rank), json.dumps(self._word))
 
@@ -140,16 +140,16 @@ class Watch:
 
     def _asked(self) -> str:
         """Waits for a word of every other rank, and returns what follows; nothing if all are well."""
-        step, before, begin = self._word.step, self._words(), time.monotonic()
+        step, turn, before, begin = self._word.step, self._word.turn, self._words(), time.monotonic()
         while True:
             now = self._words()
             for word in now.values():
-                if word.verdict and word.step == step:
+                if word.verdict and word.turn == turn:
                     return word.verdict
             silent = [
                 rank
                 for rank, word in now.items()
-                if word.beat < before[rank].beat + 2 and (word.step, word.doing) != (step, _DONE)
+                if word.beat < before[rank].beat + 2 and (word.turn, word.doing) != (turn, _DONE)
             ]
             if not silent or time.monotonic() - begin > PATIENCE_SECONDS:
                 break

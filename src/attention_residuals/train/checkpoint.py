@@ -19,23 +19,20 @@ from attention_residuals.models.weights import load_config, load_state, load_ten
 from attention_residuals.train.config import TrainConfig, first_difference
 from attention_residuals.train.metrics import Extent
 from attention_residuals.train.optimizer import Optimizer
-from attention_residuals.train.shards import is_shard, read_shards
+from attention_residuals.train.shards import SHARDED, WHOLE, is_shard, is_sharded, read_parts
 
 __all__ = [
     "checkpoints",
     "complete",
-    "is_sharded",
     "load_checkpoint_model",
     "newest_checkpoint",
     "partial_of",
     "position",
     "restore",
     "save_checkpoint",
+    "step_of",
     "writing",
 ]
-
-WHOLE, SHARDED = 1, 2
-"""The formats of state.json: of whole files, and of parts that each rank has written."""
 
 FILES = ("config.json", "model.safetensors", "optimizer.safetensors")
 
@@ -44,6 +41,19 @@ def checkpoints(run_folder: Path) -> list[Path]:
     """Lists the folders of a run's checkpoints, oldest first, without looking into them."""
     found = (run_folder / "checkpoints").glob("step-*")
     return sorted(path for path in found if re.fullmatch(r"step-\d{8,}", path.name))
+
+
+def step_of(checkpoint: Path) -> int:
+    """Reads a checkpoint's step from its folder's name, without looking into it.
+
+    Args:
+        checkpoint: One of ``checkpoints``.
+
+    Example:
+        >>> step_of(Path("run/checkpoints/step-00000250"))
+        250
+    """
+    return int(checkpoint.name.removeprefix("step-"))
 
 
 def save_checkpoint(
@@ -192,13 +202,13 @@ def restore(checkpoint: Path, model: LanguageModel, optimizer: Optimizer) -> tup
     """
     state = read_json(checkpoint / "state.json", newest=SHARDED)
     if is_sharded(checkpoint):
-        tensors = read_shards(checkpoint, filter(is_shard, state["sha256"]))
-        load_state(model, {name: tensor for name, tensor in tensors.items() if "/" not in name}, checkpoint)
-        optimizer.load({name: tensor for name, tensor in tensors.items() if "/" in name}, checkpoint)
+        weights, moments = read_parts(checkpoint)
+        load_state(model, weights, checkpoint)
+        optimizer.load(moments, checkpoint)
     else:
-        weights, moments = checkpoint / "model.safetensors", checkpoint / "optimizer.safetensors"
-        load_state(model, load_tensors(weights, sha256_expected=state["sha256"][weights.name]), weights)
-        optimizer.load(load_tensors(moments, sha256_expected=state["sha256"][moments.name]), moments)
+        own, other = checkpoint / "model.safetensors", checkpoint / "optimizer.safetensors"
+        load_state(model, load_tensors(own, sha256_expected=state["sha256"][own.name]), own)
+        optimizer.load(load_tensors(other, sha256_expected=state["sha256"][other.name]), other)
     return position(checkpoint)
 
 
@@ -206,11 +216,6 @@ def position(checkpoint: Path) -> tuple[int, Extent]:
     """Returns the step of a verified checkpoint, and what was in metrics.jsonl by then."""
     state = read_json(checkpoint / "state.json", newest=SHARDED)
     return int(state["step"]), Extent(**state["metrics"])
-
-
-def is_sharded(checkpoint: Path) -> bool:
-    """Tells whether a verified checkpoint lies in the parts that several ranks have written."""
-    return bool(read_json(checkpoint / "state.json", newest=SHARDED)["format"] == SHARDED)
 
 
 def load_checkpoint_model(run_folder: Path | str) -> LanguageModel:
@@ -231,10 +236,7 @@ def load_checkpoint_model(run_folder: Path | str) -> LanguageModel:
     if not is_sharded(checkpoint):
         return load_model(checkpoint)
     model = build(load_config(checkpoint))
-    digests = read_json(checkpoint / "state.json", newest=SHARDED)["sha256"]
-    tensors = read_shards(checkpoint, filter(is_shard, digests))
-    weights = {name: tensor for name, tensor in tensors.items() if "/" not in name}
-    load_state(model, weights, checkpoint, assign=True)
+    load_state(model, read_parts(checkpoint)[0], checkpoint, assign=True)
     return model
 
 

@@ -11,7 +11,7 @@ import torch
 
 from attention_residuals.version import __version__
 
-__all__ = ["describe"]
+__all__ = ["describe", "git"]
 
 SOURCE = Path(__file__).resolve()
 PACKAGE = str(SOURCE.parents[1])
@@ -27,13 +27,15 @@ def describe() -> dict[str, Any]:
         True
     """
     # Of this package's own source, and not of a repository that it merely happens to be installed inside.
-    commit = _git("rev-parse", "HEAD") if _git("ls-files", "--error-unmatch", SOURCE.name) else None
+    place = SOURCE.parent
+    is_ours = git(place, "ls-files", "--error-unmatch", SOURCE.name)
+    commit = git(place, "rev-parse", "HEAD") if is_ours else None
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
         "attention_residuals": __version__,
         "git_commit": commit,
-        "git_clean": None if commit is None else not _git("status", "--porcelain", "--", PACKAGE),
+        "git_clean": None if commit is None else not git(place, "status", "--porcelain", "--", PACKAGE),
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
         "cpu": _cpu_model(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
@@ -44,10 +46,21 @@ def describe() -> dict[str, Any]:
     }
 
 
-def _git(*arguments: str) -> str | None:
+def git(folder: Path, *arguments: str, timeout: float = 10.0) -> str | None:
+    """Runs git, and returns what it says, or None where it fails, is missing or takes too long.
+
+    Args:
+        folder: Where to run it.
+        arguments: Its command and options.
+        timeout: Seconds that it may take.
+
+    Example:
+        >>> git(Path("/"), "no-such-command") is None
+        True
+    """
     try:
         ran = subprocess.run(
-            ["git", *arguments], cwd=SOURCE.parent, capture_output=True, text=True, timeout=10, check=True
+            ["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=timeout, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return None

@@ -17,7 +17,7 @@ from attention_residuals.data.batches import UNSCORED
 from attention_residuals.models import LanguageModel
 from attention_residuals.train.config import Precision
 
-__all__ = ["Evaluation", "document_mask", "evaluate", "measure", "total_nats"]
+__all__ = ["Evaluation", "document_mask", "evaluate", "measure", "summed_nats", "total_nats"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +148,17 @@ def total_nats(
     device = batch.tokens_BT.device.type
     with torch.autocast(device, dtype=torch.bfloat16, enabled=precision == "bfloat16"):
         logits_BTV = model(batch.tokens_BT, mask=mask)
-    logits, targets = logits_BTV.float().flatten(0, 1), batch.targets_BT.flatten()
+    return summed_nats(logits_BTV, batch.targets_BT)
+
+
+def summed_nats(logits_BTV: Float[Tensor, "B T V"], targets_BT: Int[Tensor, "B T"]) -> Float[Tensor, ""]:
+    """Returns the summed cross-entropy of the targets that are scored, in nats and float32.
+
+    Example:
+        >>> summed_nats(torch.zeros(1, 3, 8), torch.tensor([[0, UNSCORED, 2]]))  # 2 ln 8
+        tensor(4.1589)
+    """
+    logits, targets = logits_BTV.float().flatten(0, 1), targets_BT.flatten()
     return F.cross_entropy(logits, targets, reduction="sum", ignore_index=UNSCORED)
 
 

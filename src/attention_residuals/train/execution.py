@@ -81,6 +81,9 @@ class Execution(ABC):
     def settle(self) -> None:  # noqa: B027
         """Waits until the last checkpoint is written."""
 
+    def abandon(self) -> None:  # noqa: B027
+        """Waits until nothing is being written, whether that went well or not; after an error, which goes first."""
+
     def describe(self) -> dict[str, Any]:
         """Returns what environment.json shall say about the ranks."""
         return {}

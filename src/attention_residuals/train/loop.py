@@ -134,9 +134,12 @@ def train(
         reporter.begin(step)
         if changed:
             reporter.note(f"the last bits may differ, since the run began with {'; '.join(changed)}")
-        with deterministic(device), StopSignals() as stop:
-            step = _run(trainer, step, saving, metrics, reporter, monitor, stop)
-            ranks.settle()
+        try:
+            with deterministic(device), StopSignals() as stop:
+                step = _run(trainer, step, saving, metrics, reporter, monitor, stop)
+                ranks.settle()
+        finally:
+            ranks.abandon()  # the folder stays locked as long as something is written there
         result = _result(folder, step, config, metrics)
         if result.interrupted:
             reporter.note(f"stopped and saved at step {step}; the same command goes on")

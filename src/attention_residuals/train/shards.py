@@ -10,8 +10,12 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from attention_residuals.errors import CheckpointError
+from attention_residuals.models.weights import read_json
 
-__all__ = ["is_shard", "read_shards"]
+__all__ = ["is_shard", "is_sharded", "read_parts", "read_shards"]
+
+WHOLE, SHARDED = 1, 2
+"""The formats of state.json: of whole files, and of parts that each rank has written."""
 
 OFFSETS = "DCP_SHARDING_INFO"
 """Under which PyTorch's distributed checkpoints note where in the whole tensor a part begins."""
@@ -25,6 +29,23 @@ def is_shard(name: str) -> bool:
         (True, False)
     """
     return re.fullmatch(r"shard-\d{5,}-model-\d{5,}-of-\d{5,}\.safetensors", name) is not None
+
+
+def is_sharded(checkpoint: Path) -> bool:
+    """Tells whether a verified checkpoint lies in the parts that several ranks have written."""
+    return bool(read_json(checkpoint / "state.json", newest=SHARDED)["format"] == SHARDED)
+
+
+def read_parts(checkpoint: Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Reads the weights of a verified checkpoint in parts, and what its optimizer keeps of each.
+
+    Raises:
+        CheckpointError: As for ``read_shards``.
+    """
+    digests = read_json(checkpoint / "state.json", newest=SHARDED)["sha256"]
+    weights = read_shards(checkpoint, filter(is_shard, digests))
+    moments = {name: weights.pop(name) for name in list(weights) if "/" in name}
+    return weights, moments
 
 
 def read_shards(folder: Path, names: Iterable[str]) -> dict[str, Tensor]:

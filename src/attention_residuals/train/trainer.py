@@ -20,7 +20,7 @@ from attention_residuals.train.execution import Executes, InProcess
 from attention_residuals.train.metrics import Extent
 from attention_residuals.train.optimizer import Optimizer, local
 
-__all__ = ["Step", "Trainer", "deterministic"]
+__all__ = ["Step", "Trainer", "deterministic", "initial_model"]
 
 
 class Step(NamedTuple):
@@ -34,6 +34,24 @@ class Step(NamedTuple):
     grad_norm: float
     """Of all gradients together, before clipping."""
     seconds: float
+
+
+def initial_model(config: TrainConfig) -> LanguageModel:
+    """Makes the model that a run begins with, unless it is given other weights.
+
+    Args:
+        config: Of the run; its seed decides every weight.
+
+    Example:
+        >>> from attention_residuals.models import presets
+        >>> config = TrainConfig(model=presets.scaled(2, vocab_size=260), num_steps=9, seed=7)
+        >>> one, same = initial_model(config), initial_model(config)
+        >>> torch.equal(one.embedding.weight, same.embedding.weight)
+        True
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        return build(config.model, checkpoint_activations=config.checkpoint_activations)
 
 
 class Trainer:
@@ -71,9 +89,7 @@ class Trainer:
             end_of_text=corpus.tokenizer.end_of_text,
             scored=corpus.train_scored,
         )
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(config.seed)
-            model = build(config.model, checkpoint_activations=config.checkpoint_activations)
+        model = initial_model(config)
         if start is not None:
             load_weights(model.float(), start)
         if config.optimizer.trains == "residual":
