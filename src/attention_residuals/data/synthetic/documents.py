@@ -129,13 +129,11 @@ class StepDocuments:
             if kind < self.list_share + self.echo_share:
                 family = draws.one_of(self.families, "family")
                 template = draws.one_of(FAMILIES[family].trained, "template")
-                is_list = kind < self.list_share
-                told = (
-                    listing(draws, family, template, self.inconsistent_share)
-                    if is_list
-                    else echo(draws, family, template)
-                )
-                yield _document(family, template, list(told))
+                if kind < self.list_share:
+                    listed = listing(draws, family, template, self.inconsistent_share)
+                else:
+                    listed = echo(draws, family, template)
+                yield _document(family, template, list(listed))
                 continue
             family, template, story = self.story(index)
             draws = Draws(("recap", self.seed, index))
