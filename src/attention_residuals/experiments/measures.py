@@ -1,5 +1,6 @@
 """What is measured of a trained run: nothing more, its dynamics, its answers, or what it is without some layers."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -9,13 +10,13 @@ from attention_residuals.data import Batch, sequential
 from attention_residuals.data.synthetic.binding import BindingItems
 from attention_residuals.errors import ConfigError, is_count
 from attention_residuals.experiments.cell import Finished, Measure
-from attention_residuals.experiments.removal import loss_without
+from attention_residuals.experiments.removal import loss_without, sequences_at_once
 from attention_residuals.experiments.results import Number
-from attention_residuals.models import LanguageModel, build, load_model
+from attention_residuals.models import LanguageModel, build
 from attention_residuals.stats import gradient_magnitude, output_magnitude
 from attention_residuals.trace import record
 from attention_residuals.train import Saving, load_checkpoint_model
-from attention_residuals.train.checkpoint import checkpoints
+from attention_residuals.train.checkpoint import checkpoints, load_checkpoint
 from attention_residuals.train.evaluation import document_mask
 
 __all__ = ["MEASURES", "Answers", "Dynamics", "FinalLoss", "Removal"]
@@ -64,16 +65,23 @@ class Dynamics(Measure):
         for saved in checkpoints(run.folder):
             step = int(saved.name.removeprefix("step-"))
             if step == steps or step % every == 0:  # others are where an interrupted run has stopped
-                yield from self._of_model(step, load_model(saved), run)
+                yield from self._of_model(step, load_checkpoint(saved), run)
 
     def _of_model(self, step: int, model: LanguageModel, run: Finished) -> Iterator[Number]:
         batch = _batch(run, self.num_windows)
-        mask = document_mask(batch.documents_BT)
-        trace = record(model, batch.tokens_BT, mask=mask, tokenizer=run.corpus.tokenizer)
-        for layer, size in enumerate(output_magnitude(trace)):
-            yield Number("output magnitude", size, step, layer)
-        for layer, size in enumerate(gradient_magnitude(model, batch.tokens_BT, batch.targets_BT, mask)):
-            yield Number("gradient magnitude", size, step, layer)
+        outputs: list[tuple[int, tuple[float, ...]]] = []
+        gradients: list[tuple[int, tuple[float, ...]]] = []
+        model.to(run.device)
+        for part in batch.split(sequences_at_once(batch)):
+            mask = document_mask(part.documents_BT)
+            trace = record(model, part.tokens_BT, mask=mask, tokenizer=run.corpus.tokenizer)
+            outputs.append((int(trace.real.sum()), output_magnitude(trace)))
+            pulls = gradient_magnitude(model, part.tokens_BT, part.targets_BT, mask)
+            share = part.num_scored / max(1, batch.num_scored)  # of the mean loss, whose gradient is wanted
+            gradients.append((part.tokens_BT.numel(), tuple(share * pull for pull in pulls)))
+        for quantity, parts in (("output magnitude", outputs), ("gradient magnitude", gradients)):
+            for layer, size in enumerate(_root_mean_square(parts)):
+                yield Number(quantity, size, step, layer)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +150,7 @@ class Removal(Measure):
 
     def numbers(self, run: Finished) -> Iterator[Number]:
         """Yields losses in nats a token, by the layer or by the number of layers that are removed."""
-        model = load_checkpoint_model(run.folder).requires_grad_(False)
+        model = load_checkpoint_model(run.folder).to(run.device).requires_grad_(False)
         layers, step = model.config.num_layers, run.config.num_steps
         both = _batch(run, 2 * self.num_windows)
         choosing = Batch(*(part[: self.num_windows] for part in both))
@@ -177,6 +185,7 @@ def _batch(run: Finished, num_windows: int) -> Batch:
         run.corpus.valid,
         sequence_length=run.config.sequence_length,
         batch_size=num_windows,
+        device=run.device,
         end_of_text=run.corpus.tokenizer.end_of_text,
         scored=run.corpus.valid_scored,
     )
@@ -188,6 +197,24 @@ def _batch(run: Finished, num_windows: int) -> Batch:
             do="prepare more text, or measure on fewer windows",
         )
     return batch
+
+
+def _root_mean_square(parts: Sequence[tuple[int, tuple[float, ...]]]) -> tuple[float, ...]:
+    """Puts root mean squares over parts of the tokens together; each part comes with its number of tokens.
+
+    Example:
+        >>> _root_mean_square([(1, (2.0, 3.0))]), _root_mean_square([(1, (3.0,)), (3, (1.0,))])
+        ((2.0, 3.0), (1.7320508075688772,))
+    """
+    if len(parts) == 1:
+        return parts[0][1]
+    number = sum(count for count, _ in parts)
+    columns = zip(*(sizes for _, sizes in parts), strict=True)
+    counts = [count for count, _ in parts]
+    return tuple(
+        math.sqrt(sum(count * size**2 for count, size in zip(counts, column, strict=True)) / number)
+        for column in columns
+    )
 
 
 def _untrained(run: Finished) -> LanguageModel:
