@@ -10,7 +10,9 @@ from attention_residuals.cli import study as module
 from attention_residuals.configs import encode
 from attention_residuals.contradiction import Study, run_study
 from attention_residuals.experiments import STUDIES, QueueEnd, Results
-from attention_residuals.experiments.launchers import OneProcess
+from attention_residuals.experiments.cost import Hardware
+from attention_residuals.experiments.launchers import OneProcess, Torchrun
+from attention_residuals.parallel.config import Parallel
 
 
 def test_a_stage_without_what_it_needs_says_what_to_do(tmp_path, capsys):
@@ -112,8 +114,52 @@ def test_paper_scale_says_what_it_costs_and_waits_for_a_yes(queued, tmp_path, ca
     assert not queued[0]
     assert main([*typed, "--yes", "--corpus", str(tmp_path)]) == 0
     ((_, _, _, options),) = queued[0]
-    assert options["launcher"] == OneProcess(device="cuda")
+    assert options["launcher"] == Torchrun(parallel=Parallel(), device="cpu")
     assert (options["workers"], options["corpus"]) == (1, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("typed", "parallel"),
+    [
+        ((), Parallel(shard=8)),
+        (("--replicate", "2"), Parallel(replicate=2, shard=4)),
+        (("--shard", "4"), Parallel(shard=4)),
+        (("--replicate", "8", "--shard", "1"), Parallel(replicate=8)),
+    ],
+)
+def test_paper_scale_shares_a_run_out_over_all_gpus_unless_told(
+    queued, tmp_path, monkeypatch, typed, parallel
+):
+    monkeypatch.setattr(module.torch.cuda, "device_count", lambda: 8)
+    words = ["study", "scaling", "--scale", "paper", "--yes", "--folder", str(tmp_path), "--stage", "run"]
+    assert main([*words, *typed]) == 0
+    assert queued[0][0][3]["launcher"] == Torchrun(parallel=parallel, device="cuda")
+
+
+def test_more_gpus_than_there_are_are_refused_and_other_scales_take_as_many_processors(
+    queued, tmp_path, monkeypatch, capsys
+):
+    words = ["study", "scaling", "--folder", str(tmp_path), "--stage", "run", "--scale"]
+    assert main([*words, "smoke", "--shard", "2"]) == 0
+    assert queued[0][0][3]["launcher"] == Torchrun(parallel=Parallel(shard=2), device="cpu")
+    monkeypatch.setattr(module.torch.cuda, "device_count", lambda: 2)
+    assert main([*words, "paper", "--yes", "--replicate", "2", "--shard", "2"]) == 2
+    assert "at most 2" in capsys.readouterr().err
+
+
+def test_a_cost_is_that_of_the_gpus_that_are_used(tmp_path, monkeypatch, capsys):
+    asked = []
+
+    def hardware(gpus=None):
+        asked.append(gpus)
+        return Hardware("chips", 1e15)
+
+    monkeypatch.setattr(module, "visible_hardware", hardware)
+    monkeypatch.setattr(module.torch.cuda, "device_count", lambda: 8)
+    words = ["study", "dynamics", "--stage", "cost", "--folder", str(tmp_path), "--scale"]
+    assert main([*words, "paper", "--shard", "4"]) == 0
+    assert main([*words, "smoke"]) == 0
+    assert asked == [4, None]
 
 
 def test_paper_scale_needs_a_corpus_and_the_others_none(tmp_path, capsys):

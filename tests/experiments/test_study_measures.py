@@ -13,6 +13,7 @@ from attention_residuals.data.batches import UNSCORED
 from attention_residuals.data.synthetic.binding import BindingItems
 from attention_residuals.errors import ConfigError
 from attention_residuals.experiments import measures as module
+from attention_residuals.experiments import removal
 from attention_residuals.experiments.cell import Finished
 from attention_residuals.experiments.measures import Answers, Dynamics, FinalLoss, Removal
 from attention_residuals.experiments.recipes import SMOKE
@@ -143,6 +144,17 @@ def test_dynamics_are_measured_at_the_start_and_at_every_point(finished, corpus)
     sizes = [n.value for n in found if (n.quantity, n.step) == ("gradient magnitude", 0)]
     assert sizes == list(gradient_magnitude(untrained, batch.tokens_BT, batch.targets_BT, mask))
     assert all(torch.equal(value, state[name]) for name, value in untrained.state_dict().items())
+
+
+@pytest.mark.parametrize("measure", [Dynamics(points=1, num_windows=5), Removal(counts=(1,), num_windows=5)])
+def test_what_is_measured_in_parts_is_what_is_measured_at_once(finished, monkeypatch, measure):
+    """Windows of a study of the paper's size do not fit into memory together."""
+    run = finished(measure)
+    at_once = list(measure.numbers(run))
+    monkeypatch.setattr(removal, "TOKENS_AT_ONCE", 2 * run.config.sequence_length)
+    in_parts = list(measure.numbers(run))
+    assert [number.value for number in in_parts] == pytest.approx([n.value for n in at_once], rel=1e-5)
+    assert [n.value for n in in_parts] != [n.value for n in at_once]  # it was in parts
 
 
 def test_a_checkpoint_where_a_run_was_interrupted_is_no_point(finished):

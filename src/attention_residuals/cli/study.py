@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Protocol, Union, runtime_checkable
 
+import torch
 from tyro.conf import arg, subcommand
 
 from attention_residuals.cli.app import INTERRUPTED, Device, app
@@ -13,9 +14,10 @@ from attention_residuals.contradiction import Study, run_study, study_of
 from attention_residuals.errors import ConfigError
 from attention_residuals.experiments import STUDIES, Experiment, Results, Scale, run_experiment, write_report
 from attention_residuals.experiments.cost import visible_hardware
-from attention_residuals.experiments.launchers import OneProcess
+from attention_residuals.experiments.launchers import Launcher, OneProcess, Torchrun
 from attention_residuals.experiments.running import foreseen_cost, price
 from attention_residuals.models.weights import read_json
+from attention_residuals.parallel.config import Parallel
 
 __all__ = ["COMMANDS", "Command", "Contradiction", "PaperStudy", "study_command"]
 
@@ -82,6 +84,10 @@ class PaperStudy:
             report says how many would be needed.
         workers: Runs at a time, with one thread each; paper scale takes one at a time.
         corpus: The folder of a prepared corpus, for paper scale.
+        replicate: Copies of the model, each with its share of a batch; paper scale has 1 unless told.
+        shard: GPUs that one copy of the model is spread over, by FSDP2; at paper scale all that are visible, shared
+            out among the copies, unless told. Each run is started by torchrun on replicate x shard of them; other
+            scales do that, on processors where there are no GPUs, only if one of the two is given.
         again: Try runs once more that diverged, ran out of memory or were killed.
         yes: Start at paper scale; without it the command says what that costs, and stops.
     """
@@ -95,6 +101,8 @@ class PaperStudy:
     seeds: int | None = None
     workers: int = 2
     corpus: Path | None = None
+    replicate: int | None = None
+    shard: int | None = None
     again: bool = False
     yes: bool = False
 
@@ -106,12 +114,13 @@ class PaperStudy:
         folder = self.folder or Path("runs") / f"{self.name}-{self.scale}"
         results = self.results or folder / "results.csv"
         if self.stage == "cost":
-            print(price(foreseen_cost(experiment), visible_hardware()))
+            print(self._price(experiment))
             return 0
         code = 0
         if self.stage != "report":
+            launcher = self._launcher()
             self._agree(experiment)
-            code = self._queue(experiment, folder, results)
+            code = self._queue(experiment, folder, results, launcher)
         if self.stage != "run" and code != INTERRUPTED:
             table = Results(results).read()
             if not table.outcomes:
@@ -128,22 +137,45 @@ class PaperStudy:
             ConfigError: It was not told.
         """
         if self.scale == "paper" and not self.yes:
-            cost = price(foreseen_cost(experiment), visible_hardware())
             raise ConfigError(
-                got=f"attnres study {self.name} --scale paper, which costs {cost}",
+                got=f"attnres study {self.name} --scale paper, which costs {self._price(experiment)}",
                 expected="--yes from someone who wants to pay that",
                 do="pass --yes, or --scale laptop",
             )
 
-    def _queue(self, experiment: Experiment, folder: Path, results: Path) -> int:
-        is_paper = self.scale == "paper"
+    def _price(self, experiment: Experiment) -> str:
+        launcher = self._launcher()
+        gpus = launcher.parallel.num_ranks if isinstance(launcher, Torchrun) else None
+        return price(foreseen_cost(experiment), visible_hardware(gpus=gpus))
+
+    def _launcher(self) -> Launcher:
+        """Chooses how runs are started.
+
+        Raises:
+            ConfigError: More GPUs are asked for than there are.
+        """
+        if self.scale != "paper" and self.replicate is None and self.shard is None:
+            return OneProcess()
+        gpus = torch.cuda.device_count()
+        replicate = 1 if self.replicate is None else self.replicate
+        shard = max(1, gpus // max(1, replicate)) if self.shard is None else self.shard
+        parallel = Parallel(replicate=replicate, shard=shard)
+        if 0 < gpus < parallel.num_ranks:
+            raise ConfigError(
+                got=f"replicate={replicate} x shard={shard}",
+                expected=f"at most {gpus}, the GPUs that are visible",
+                do="ask for fewer",
+            )
+        return Torchrun(parallel=parallel, device="cuda" if gpus else "cpu")
+
+    def _queue(self, experiment: Experiment, folder: Path, results: Path, launcher: Launcher) -> int:
         ended = run_experiment(
             experiment,
             folder,
             results,
             corpus=self.corpus,
-            workers=1 if is_paper else self.workers,
-            launcher=OneProcess(device="cuda" if is_paper else "cpu"),
+            workers=1 if self.scale == "paper" else self.workers,
+            launcher=launcher,
             note=lambda text: print(text, file=sys.stderr, flush=True),
             again=self.again,
         )

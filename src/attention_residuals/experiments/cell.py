@@ -37,6 +37,8 @@ class Finished(NamedTuple):
     """Of the run, with its metrics and checkpoints."""
     config: TrainConfig
     corpus: Corpus
+    device: str = "cpu"
+    """Where to measure it."""
 
 
 class Measure(ABC):

@@ -82,17 +82,19 @@ def cost_of(configs: Iterable[TrainConfig]) -> Cost:
     return Cost(len(runs), tokens, sum(training_flops(config) for config in runs))
 
 
-def visible_hardware(*, seconds: float = 0.3) -> Hardware:
+def visible_hardware(*, seconds: float = 0.3, gpus: int | None = None) -> Hardware:
     """Measures the matrix products of what is here: all GPUs in bfloat16, or else the CPU's cores in float32.
 
     Args:
         seconds: To spend on it; one GPU is measured and counted as often as there are GPUs.
+        gpus: How many of them are used, where there are any; all by default.
 
     Example:
         >>> visible_hardware(seconds=0.01).speed > 1e6
         True
     """
-    count = torch.cuda.device_count()
+    visible = torch.cuda.device_count()
+    count = visible if gpus is None else min(gpus, visible)
     if count:  # pragma: no cover  no GPU where tests run
         return Hardware(f"{count} x {torch.cuda.get_device_name(0)}", count * _speed("cuda", 8192, seconds))
     return Hardware(f"{torch.get_num_threads()} CPU thread(s)", _speed("cpu", 512, seconds))

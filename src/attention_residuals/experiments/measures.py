@@ -1,6 +1,7 @@
 """What is measured of a trained run: nothing more, dynamics, routing, answers, or what it is without some layers."""
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,9 +13,9 @@ from attention_residuals.data import Batch, sequential
 from attention_residuals.data.synthetic.binding import BindingItems
 from attention_residuals.errors import ConfigError, is_count
 from attention_residuals.experiments.cell import Finished, Measure
-from attention_residuals.experiments.removal import loss_without
+from attention_residuals.experiments.removal import loss_without, sequences_at_once
 from attention_residuals.experiments.results import Number
-from attention_residuals.models import LanguageModel, load_model
+from attention_residuals.models import LanguageModel
 from attention_residuals.stats import (
     embedding_share,
     gradient_magnitude,
@@ -26,7 +27,7 @@ from attention_residuals.stats import (
 )
 from attention_residuals.trace import Trace, record
 from attention_residuals.train import Saving, load_checkpoint_model
-from attention_residuals.train.checkpoint import checkpoints, step_of
+from attention_residuals.train.checkpoint import checkpoints, load_checkpoint, step_of
 from attention_residuals.train.evaluation import document_mask
 from attention_residuals.train.trainer import initial_model
 
@@ -76,19 +77,28 @@ class Dynamics(Measure):
         for saved in checkpoints(run.folder):
             step = step_of(saved)
             if step == steps or step % every == 0:  # others are where an interrupted run has stopped
-                yield from self._of_model(step, load_model(saved), run)
+                yield from self._of_model(step, load_checkpoint(saved), run)
 
     def _of_model(self, step: int, model: LanguageModel, run: Finished) -> Iterator[Number]:
         batch = _batch(run, self.num_windows)
-        mask = document_mask(batch.documents_BT)
-        trace = record(model, batch.tokens_BT, mask=mask, tokenizer=run.corpus.tokenizer)
-        yield from self._of_trace(step, trace)
-        for layer, size in enumerate(gradient_magnitude(model, batch.tokens_BT, batch.targets_BT, mask)):
-            yield Number("gradient magnitude", size, step, layer)
+        found: dict[tuple[str, int], list[tuple[int, float]]] = defaultdict(list)
+        model.to(run.device)
+        for part in batch.split(sequences_at_once(batch)):
+            mask = document_mask(part.documents_BT)
+            trace = record(model, part.tokens_BT, mask=mask, tokenizer=run.corpus.tokenizer)
+            for quantity, place, value in self._of_trace(trace):
+                found[quantity, place].append((int(trace.real.sum()), value))
+            pulls = gradient_magnitude(model, part.tokens_BT, part.targets_BT, mask)
+            share = part.num_scored / max(1, batch.num_scored)  # of the mean loss, whose gradient is wanted
+            for layer, pull in enumerate(pulls):
+                found["gradient magnitude", layer].append((part.tokens_BT.numel(), share * pull))
+        for (quantity, place), parts in found.items():
+            mean = _root_mean_square if quantity.endswith("magnitude") else _mean
+            yield Number(quantity, mean(parts), step, place)
 
-    def _of_trace(self, step: int, trace: Trace) -> Iterator[Number]:
+    def _of_trace(self, trace: Trace) -> Iterator[tuple[str, int, float]]:
         for layer, size in enumerate(output_magnitude(trace)):
-            yield Number("output magnitude", size, step, layer)
+            yield "output magnitude", layer, size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,8 +113,8 @@ class Routing(Dynamics):
     what equal weights amount to.
     """
 
-    def _of_trace(self, step: int, trace: Trace) -> Iterator[Number]:
-        yield from super()._of_trace(step, trace)
+    def _of_trace(self, trace: Trace) -> Iterator[tuple[str, int, float]]:
+        yield from super()._of_trace(trace)
         layers = len(trace.writers) // 2
         statistics: dict[str, Callable[[Trace, str], Tensor]] = {
             "entropy": normalised_entropy,
@@ -119,7 +129,7 @@ class Routing(Dynamics):
                 if not math.isnan(value):
                     layer, _, sublayer = site.site.rpartition(".")
                     kind = trace.kinds.get(site.site, sublayer) + site.name.removeprefix(site.site)
-                    yield Number(f"{name}, {kind}", value, step, int(layer[1:]) if layer else layers)
+                    yield f"{name}, {kind}", int(layer[1:]) if layer else layers, value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,7 +198,7 @@ class Removal(Measure):
 
     def numbers(self, run: Finished) -> Iterator[Number]:
         """Yields losses in nats a token, by the layer or by the number of layers that are removed."""
-        model = load_checkpoint_model(run.folder).requires_grad_(False)
+        model = load_checkpoint_model(run.folder).to(run.device).requires_grad_(False)
         layers, step = model.config.num_layers, run.config.num_steps
         both = _batch(run, 2 * self.num_windows)
         choosing = Batch(*(part[: self.num_windows] for part in both))
@@ -223,6 +233,7 @@ def _batch(run: Finished, num_windows: int) -> Batch:
         run.corpus.valid,
         sequence_length=run.config.sequence_length,
         batch_size=num_windows,
+        device=run.device,
         end_of_text=run.corpus.tokenizer.end_of_text,
         scored=run.corpus.valid_scored,
     )
@@ -234,6 +245,26 @@ def _batch(run: Finished, num_windows: int) -> Batch:
             do="prepare more text, or measure on fewer windows",
         )
     return batch
+
+
+def _mean(parts: Sequence[tuple[int, float]]) -> float:
+    """Puts means over parts of the tokens together; each part comes with its number of tokens.
+
+    Example:
+        >>> _mean([(1, 3.0), (3, 1.0)])
+        1.5
+    """
+    return sum(count * value for count, value in parts) / sum(count for count, _ in parts)
+
+
+def _root_mean_square(parts: Sequence[tuple[int, float]]) -> float:
+    """Puts root mean squares over parts of the tokens together; the bits of a single part stay as they are.
+
+    Example:
+        >>> _root_mean_square([(1, 2.0)]), _root_mean_square([(1, 3.0), (3, 1.0)])
+        (2.0, 1.7320508075688772)
+    """
+    return parts[0][1] if len(parts) == 1 else math.sqrt(_mean([(count, size**2) for count, size in parts]))
 
 
 def _check_counts(measure: Measure, *names: str) -> None:

@@ -111,7 +111,8 @@ class Recipe:
         sequence_length: Tokens.
         optimizer: With the peak of the learning rate.
         micro_batch_size: Sequences per forward pass; None takes all at once.
-        for_gpus: Matrix products in bfloat16, activations made again, the model compiled; else float32 as it is.
+        for_gpus: Matrix products in bfloat16, and activations made again; else float32 as it is. Not compiled, since
+            several ranks cannot be, and a run is the same run on any number of them.
     """
 
     shape: Shape | KimiPreset
@@ -149,6 +150,5 @@ class Recipe:
             sequence_length=self.sequence_length,
             seed=seed,
             precision="bfloat16" if self.for_gpus else "float32",
-            compile=self.for_gpus,
             checkpoint_activations=self.for_gpus,
         )

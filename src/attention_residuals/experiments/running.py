@@ -7,7 +7,7 @@ from attention_residuals.data import Corpus, prepare
 from attention_residuals.errors import ConfigError
 from attention_residuals.experiments.cost import UTILISATION, Cost, Hardware, cost_of
 from attention_residuals.experiments.experiment import Experiment
-from attention_residuals.experiments.launchers import Launcher
+from attention_residuals.experiments.launchers import Launcher, Torchrun
 from attention_residuals.experiments.queue import QueueEnd, run_queue
 from attention_residuals.experiments.results import Results
 from attention_residuals.experiments.worker import corpus_folder
@@ -107,10 +107,13 @@ def run_experiment(
         again: Try those once more that ended without numbers.
 
     Raises:
-        ConfigError: An outcome is of another config or text.
+        ConfigError: An outcome is of another config or text, or a run cannot be spread as the launcher would.
     """
     corpora = opened_texts(experiment, folder, corpus)
     sizes = {name: one.vocab_size for name, one in corpora.items()}
+    if isinstance(launcher, Torchrun):
+        for cell in experiment.foreseen(sizes):
+            launcher.parallel.check(cell.train)
     return run_queue(
         lambda table: experiment.cells(sizes, table),
         corpora,

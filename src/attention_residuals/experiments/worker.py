@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -15,15 +16,34 @@ import torch
 from attention_residuals.configs import decode, encode
 from attention_residuals.data import Corpus
 from attention_residuals.durable import locked, write_bytes
-from attention_residuals.errors import CheckpointError, NonFiniteError
+from attention_residuals.errors import CheckpointError, NonFiniteError, RankError
 from attention_residuals.experiments.cell import Cell, Finished, digest_of
 from attention_residuals.experiments.cost import training_flops
 from attention_residuals.experiments.measures import MEASURES
-from attention_residuals.experiments.results import DONE, Number, Outcome, Results
+from attention_residuals.experiments.results import DONE, Key, Number, Outcome, Results
 from attention_residuals.models.weights import read_json
 from attention_residuals.train import TRAIN_CONFIGS, load_checkpoint_model, load_run, train
+from attention_residuals.train.execution import Executes, InProcess
 
-__all__ = ["HELD", "STOPPED", "corpus_folder", "do", "read_cell", "run_folder", "work", "write_cell"]
+__all__ = [
+    "HELD",
+    "STOPPED",
+    "Doing",
+    "corpus_folder",
+    "do",
+    "end_with_parent",
+    "is_out_of_memory",
+    "measured",
+    "outcome_of",
+    "read_cell",
+    "run_folder",
+    "trained",
+    "work",
+    "write_cell",
+]
+
+Doing = Callable[[Cell, Corpus, str, str], Outcome | None]
+"""Does a run on its text, given its digest and where to train; None where a signal stopped it."""
 
 HELD, STOPPED = 75, 130
 """Exit codes: another process has the run; a signal stopped it, and it goes on from its checkpoint."""
@@ -68,7 +88,7 @@ def read_cell(folder: Path, name: str) -> tuple[Cell, Path, str]:
     return cell, Path(str(told["corpus"])), str(told["device"])
 
 
-def work(folder: Path, results: Path, name: str, *, again: bool = False) -> int:
+def work(folder: Path, results: Path, name: str, *, again: bool = False, doing: Doing | None = None) -> int:
     """Does one run unless another process has it or has done it.
 
     Args:
@@ -76,6 +96,7 @@ def work(folder: Path, results: Path, name: str, *, again: bool = False) -> int:
         results: The CSV file that its outcome is added to.
         name: Of the run, which ``write_cell`` wrote.
         again: Do it even if it ended without numbers before.
+        doing: Does it; by default this process, alone.
 
     Returns:
         0 where the outcome is in the file, ``HELD`` or ``STOPPED``.
@@ -89,7 +110,10 @@ def work(folder: Path, results: Path, name: str, *, again: bool = False) -> int:
         before = Results(results).read().outcomes.get(cell.key)
         if before is not None and before.config == digest and (before.is_done or not again):
             return 0  # another process has done it since this one was sent
-        outcome = do(cell, corpus, run_folder(folder, cell), digest, device=device)
+        if doing is None:
+            outcome = do(cell, corpus, run_folder(folder, cell), digest, device=device)
+        else:
+            outcome = doing(cell, corpus, digest, device)
         if outcome is None:
             return STOPPED
         torn = Results(results).append(outcome)
@@ -114,23 +138,50 @@ def do(cell: Cell, corpus: Corpus, folder: Path, digest: str, *, device: str = "
     Raises:
         CheckpointError: The folder holds another run, or cannot be written.
     """
-    status, numbers = DONE, []
+
+    def numbers() -> list[Number] | None:
+        is_finished = trained(cell, corpus, folder, device=device)
+        return measured(cell, corpus, folder, device=device) if is_finished else None
+
+    return outcome_of(cell.key, digest, numbers)
+
+
+def outcome_of(key: Key, digest: str, numbers: Callable[[], Sequence[Number] | None]) -> Outcome | None:
+    """Turns numbers, or what went wrong with them or with the memory, into an outcome.
+
+    Args:
+        key: Of the run.
+        digest: Of the run.
+        numbers: Finds them; None is handed on.
+    """
     try:
-        saving = cell.measure.saving(cell.train.num_steps)
-        if train(cell.train, corpus, folder, saving=saving, device=device).interrupted:
-            return None
-        numbers = [*_trained(cell, folder), *cell.measure.numbers(Finished(folder, cell.train, corpus))]
+        found = numbers()
     except NonFiniteError as error:
-        status = f"diverged: {error.got}"
+        return Outcome(key=key, config=digest, status=f"diverged: {error.got}")
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        status = f"out of memory: {str(error).splitlines()[0][:200]}"
-    return Outcome(key=cell.key, config=digest, status=status, numbers=tuple(numbers))
+        told = str(error).splitlines()[0][:200]
+        return Outcome(key=key, config=digest, status=f"out of memory: {told}")
+    return None if found is None else Outcome(key=key, config=digest, status=DONE, numbers=tuple(found))
+
+
+def trained(
+    cell: Cell, corpus: Corpus, folder: Path, *, device: str = "cpu", executes: Executes = InProcess
+) -> bool:
+    """Trains a run, or goes on with it, and tells whether it has reached its last step; else a signal stopped it."""
+    saving = cell.measure.saving(cell.train.num_steps)
+    return not train(cell.train, corpus, folder, saving=saving, device=device, executes=executes).interrupted
+
+
+def measured(cell: Cell, corpus: Corpus, folder: Path, *, device: str = "cpu") -> list[Number]:
+    """Takes down of a run that is trained what the trainer measured, what it cost, and what its measure finds."""
+    run = Finished(folder, cell.train, corpus, device)
+    return [*_told_by_trainer(cell, folder), *cell.measure.numbers(run)]
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Tells whether an error says that there is too little memory; on the CPU only its text does.
+    """Tells whether an error says that this process has too little memory; on the CPU only its text does.
 
     Example:
         >>> is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried ..."))
@@ -138,11 +189,13 @@ def is_out_of_memory(error: BaseException) -> bool:
     """
     told = ("can't allocate memory", "not enough memory", "out of memory")
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or (
-        isinstance(error, RuntimeError) and any(words in str(error).lower() for words in told)
+        isinstance(error, RuntimeError)
+        and not isinstance(error, RankError)  # which tells what another process has said
+        and any(words in str(error).lower() for words in told)
     )
 
 
-def _trained(cell: Cell, folder: Path) -> list[Number]:
+def _told_by_trainer(cell: Cell, folder: Path) -> list[Number]:
     """Takes down what the trainer measured, and what it cost."""
     rows, model = load_run(folder).metrics, load_checkpoint_model(folder)
     numbers = [
@@ -159,7 +212,7 @@ def _trained(cell: Cell, folder: Path) -> list[Number]:
     return numbers
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """Asks this process to save and stop as soon as the process that started it is gone."""
 
     def watch() -> None:
@@ -172,7 +225,7 @@ def _end_with_parent() -> None:
 
 
 if __name__ == "__main__":
-    _end_with_parent()
+    end_with_parent()
     torch.set_num_threads(1)
     raise SystemExit(
         work(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], again=sys.argv[4:] == ["--again"])

@@ -24,6 +24,8 @@ from attention_residuals.train.shards import SHARDED, WHOLE, is_shard, is_sharde
 __all__ = [
     "checkpoints",
     "complete",
+    "is_sharded",
+    "load_checkpoint",
     "load_checkpoint_model",
     "newest_checkpoint",
     "partial_of",
@@ -233,6 +235,11 @@ def load_checkpoint_model(run_folder: Path | str) -> LanguageModel:
         raise CheckpointError(
             got=f"{run_folder} without a checkpoint", expected="a run folder", do="train first"
         )
+    return load_checkpoint(checkpoint)
+
+
+def load_checkpoint(checkpoint: Path) -> LanguageModel:
+    """Reads the model of one checkpoint, of whole files or of parts, without verifying it."""
     if not is_sharded(checkpoint):
         return load_model(checkpoint)
     model = build(load_config(checkpoint))
