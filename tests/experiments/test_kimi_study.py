@@ -24,6 +24,7 @@ from attention_residuals.models import presets
 from attention_residuals.models.costs import costs
 from attention_residuals.trace import record
 from attention_residuals.train import load_checkpoint_model, train
+from attention_residuals.train.trainer import initial_model
 
 TINY = KimiPreset(preset="kimi-linear-tiny")
 MEASURE = Routing(points=1, num_windows=2)
@@ -130,7 +131,7 @@ def test_equal_seeds_begin_with_equal_weights_under_every_rule(runs):
     states = []
     for rule in (StandardResidual(), ARMS["block"], FULL):
         model = TINY.model(294, 48, rule)
-        state = module._untrained(run._replace(config=replace(run.config, model=model))).state_dict()
+        state = initial_model(replace(run.config, model=model)).state_dict()
         states.append({name: value for name, value in state.items() if "pseudo_query" not in name})
     standard, *others = states
     for other in others:

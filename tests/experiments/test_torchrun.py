@@ -188,12 +188,19 @@ def test_runs_that_cannot_be_shared_out_so_are_refused_before_one_is_started(tmp
     assert not (tmp_path / "cells").exists()
 
 
-@pytest.mark.parametrize("name", [name for name in STUDIES if name != "depth-retrieval"])
+@pytest.mark.parametrize("name", [name for name in STUDIES if name not in ("depth-retrieval", "kimi-linear")])
 def test_every_run_of_the_papers_size_can_be_spread_over_eight_gpus(name):
     for one in STUDIES[name].at("paper").foreseen({"text": 1000}):
         for parallel in (Parallel(shard=8), Parallel(replicate=8), Parallel(replicate=2, shard=4)):
             parallel.check(one.train)
         assert (one.train.precision, one.train.sequence_length) == ("bfloat16", 8192)
+
+
+def test_kimi_linear_of_the_papers_size_takes_one_gpu_and_says_so():
+    for one in STUDIES["kimi-linear"].at("paper").foreseen({"text": 1000}):
+        Parallel().check(one.train)
+        with pytest.raises(ConfigError, match="for a model of Transformers"):
+            Parallel(shard=8).check(one.train)
 
 
 @dataclass(frozen=True)
