@@ -27,7 +27,10 @@ def test_the_page_shows_each_kind(kind):
 
 
 def test_the_page_shows_a_training_text_and_every_place():
-    assert next(iter(StepDocuments(num_documents=1).documents())).text in PAGE
+    texts = [document.text for document in StepDocuments(num_documents=400).documents()]
+    assert texts[0] in PAGE
+    (block,) = re.findall(r"```text\n(u is 44.*?)\n```", PAGE, re.DOTALL)
+    assert set(block.split("\n")) <= set(texts)
     assert re.findall(r"^\| `([a-z ]+)` \|", PAGE, re.MULTILINE) == list(CLAIM_PLACES)
 
 
