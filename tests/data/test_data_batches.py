@@ -40,6 +40,23 @@ def test_each_epoch_visits_every_window_exactly_once(num_tokens, sequence_length
     assert sorted(visited) == [1 + window * sequence_length for window in range(n)]
 
 
+@given(within=st.integers(0, 30), seed=seeds, epoch=st.integers(0, 3))
+def test_windows_that_are_shuffled_within_a_distance_stay_near_their_place(within, seed, epoch):
+    batches = Batches(np.arange(101), sequence_length=4, batch_size=25, seed=seed, shuffled_within=within)
+    order = (batches.at(epoch).tokens_BT[:, 0] // 4).numpy()
+    assert sorted(order) == list(range(25))
+    assert max(abs(order - np.arange(25))) < max(1, within)
+
+
+def test_shuffling_within_a_distance_shuffles_and_further_than_all_windows_is_anywhere():
+    def order(within):
+        batches = Batches(np.arange(2001), sequence_length=2, batch_size=1000, seed=3, shuffled_within=within)
+        return (batches.at(0).tokens_BT[:, 0] // 2).numpy()
+
+    assert np.abs(order(20) - np.arange(1000)).mean() > 4
+    assert np.abs(order(10**6) - np.arange(1000)).mean() == pytest.approx(1000 / 3, rel=0.1)
+
+
 @given(a=small, b=small, seed=seeds)
 def test_order_of_windows_does_not_depend_on_the_batch_size(a, b, seed):
     first, second = make(batch_size=a, seed=seed), make(batch_size=b, seed=seed)

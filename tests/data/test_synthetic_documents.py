@@ -15,7 +15,15 @@ from attention_residuals.data import Corpus, ReasoningGym, StepDocuments, StepIt
 from attention_residuals.data.synthetic import FAMILIES, REMARKS, word_tokenizer
 from attention_residuals.data.synthetic.documents import NUM_FACTS
 from attention_residuals.data.synthetic.draws import Draws
-from attention_residuals.data.synthetic.lists import BARE_SHARE, ECHOED, GRADED_SHARE, LISTED, NUM_ASKED
+from attention_residuals.data.synthetic.lists import (
+    BARE_SHARE,
+    ECHOED,
+    GRADED_SHARE,
+    LISTED,
+    NUM_ASKED,
+    NUM_PARTS,
+    PART,
+)
 from attention_residuals.data.synthetic.problems import KINDS, SPLITS, check_options, draw_problem, split_of
 from attention_residuals.data.synthetic.words import REMARK_WEIGHTS, VERDICTS
 from attention_residuals.errors import ConfigError, DataError
@@ -72,16 +80,52 @@ def test_lists_state_different_values_and_ask_for_some_of_them_or_grade_them():
     assert np.mean([word == "conflict" for own in graded for word in own]) == pytest.approx(0.5, abs=0.08)
 
 
-def test_echoes_say_words_twice_and_score_what_follows_from_the_first_time():
+def is_echo(text):
+    """Whether its first sentence is a row of words, none of which belongs to a sentence."""
+    return len(text.split(" . ")[0].split()) >= ECHOED[0] and not GRAMMAR & set(text.split())
+
+
+GRAMMAR = {word for family in FAMILIES.values() for template in family.templates for word in template.words}
+
+
+def test_echoes_say_parts_of_a_row_again_and_score_all_but_the_first_word_of_each():
     source = StepDocuments(num_documents=300, list_share=0.0, echo_share=0.5)
     echoes = [one for one in source.documents() if " check " not in one.text]
     assert len(echoes) / 300 == pytest.approx(0.5, abs=0.1)
+    begins = Counter()
     for one in echoes:
-        first, second = one.text.removesuffix(" .").split(" . ")
-        assert first == second
-        assert scored_words(one) == first.split()[1:]
-        assert min(start for start, _ in one.scored) > len(first)
-        assert ECHOED[0] <= len(first.split()) <= ECHOED[1]
+        row, *parts = one.text.removesuffix(" .").split(" . ")
+        words = row.split()
+        assert len(set(words)) == len(words) in range(ECHOED[0], ECHOED[1] + 1)
+        assert len(parts) == NUM_PARTS
+        assert all(
+            f" {part} " in f" {row} " and len(part.split()) in range(PART[0], PART[1] + 1) for part in parts
+        )
+        assert scored_words(one) == [word for part in parts for word in part.split()[1:]]
+        begins.update(words.index(part.split()[0]) for part in parts)
+    assert set(begins) >= set(range(ECHOED[0]))
+
+
+def test_a_course_begins_with_echoes_and_pairs_and_goes_on_with_lists():
+    source = StepDocuments(num_documents=700, num_pairs=200, num_lists=200)
+    texts = [document.text for document in source.documents()]
+    kinds = ["story" if " check " in text else "echo" if is_echo(text) else "list" for text in texts]
+    for first, last, echoes in ((0, 200, 0.5), (200, 400, 1 / 3), (400, 700, 0.1)):
+        assert kinds[first:last].count("echo") / (last - first) == pytest.approx(echoes, abs=0.1)
+    pairs = [text for text, kind in zip(texts[:200], kinds, strict=False) if kind == "list"]
+    assert all(
+        len(sentence.split()) == 2 for text in pairs for sentence in text.removesuffix(" .").split(" . ")
+    )
+    assert kinds.index("story") >= 400
+    assert kinds[400:].count("story") / 300 == pytest.approx(0.6, abs=0.1)
+    whole = StepDocuments(num_documents=700)
+    assert texts[400:] == [document.text for document in whole.documents()][400:]
+
+
+@pytest.mark.parametrize("name", ["num_pairs", "num_lists"])
+def test_a_course_of_less_than_nothing_is_refused(name):
+    with pytest.raises(ConfigError, match=f"{name}=-1"):
+        StepDocuments(num_documents=1, **{name: -1})
 
 
 @pytest.mark.parametrize(("lists", "echoes"), [(-0.1, 0.2), (0.2, -0.1), (0.6, 0.5)])

@@ -62,7 +62,9 @@ class Study:
     train: TrainConfig = field(default_factory=lambda: _recipe())
     documents: StepDocuments = field(
         default_factory=lambda: StepDocuments(
-            num_documents=160_000,
+            num_documents=130_000,
+            num_pairs=36_000,
+            num_lists=20_000,
             inconsistent_share=0.5,
             max_steps=3,
             num_values=12,
@@ -202,13 +204,16 @@ def _recipe() -> TrainConfig:
         mlp_width=192,
         max_tokens=256,
         rope_base=100.0,
+        init_std=0.125,
+        common_std=0.125,
         residual=AttnRes(sublayers_per_block=6),
     )
     return TrainConfig(
         model=model,
         optimizer=Muon(learning_rate=3e-3),
         schedule=Cosine(warmup_steps=100),
-        num_steps=6000,
+        num_steps=4000,
         batch_size=8,
         sequence_length=256,
+        shuffled_within=1000,
     )

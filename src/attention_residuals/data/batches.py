@@ -73,6 +73,8 @@ class Batches:
         device: Where the batches go; default the CPU.
         end_of_text: The token that starts a document: ``corpus.tokenizer.end_of_text``, 0 in ours.
         scored: For each token whether predicting it counts, such as ``corpus.train_scored``; None counts all.
+        shuffled_within: No window is visited as many places or more before or after its own, >= 0: for texts
+            that are in an order to learn in. None shuffles all of them.
 
     Raises:
         ConfigError: A number is out of range.
@@ -96,11 +98,12 @@ class Batches:
         device: torch.device | str | None = None,
         end_of_text: int = Tokenizer.end_of_text,
         scored: npt.NDArray[np.bool_] | None = None,
+        shuffled_within: int | None = None,
     ) -> None:
         _check_at_least(1, sequence_length=sequence_length, batch_size=batch_size)
-        _check_at_least(0, seed=seed)
+        _check_at_least(0, seed=seed, shuffled_within=shuffled_within or 0)
         _check_tokens(tokens, sequence_length + 1, scored)
-        self.scored = scored
+        self.scored, self.shuffled_within = scored, shuffled_within
         self.tokens, self.sequence_length, self.batch_size = tokens, sequence_length, batch_size
         self.seed, self.device, self.end_of_text = seed, device, end_of_text
         self.num_windows = (len(tokens) - 1) // sequence_length
@@ -130,7 +133,10 @@ class Batches:
         if epoch != self._epoch:
             # Sorting raw bits, because numpy promises that these never change; of its shuffles it does not.
             bits = np.random.Philox(np.random.SeedSequence(self.seed, spawn_key=(epoch,)))
-            self._epoch, self._windows = epoch, np.argsort(bits.random_raw(self.num_windows), kind="stable")
+            keys = bits.random_raw(self.num_windows)
+            if self.shuffled_within is not None:
+                keys = np.arange(self.num_windows) + self.shuffled_within * (keys / 2**64)
+            self._epoch, self._windows = epoch, np.argsort(keys, kind="stable")
         return int(self._windows[place])
 
 

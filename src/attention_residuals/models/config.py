@@ -24,6 +24,10 @@ class DecoderConfig:
         tied: The head shares the embedding's matrix.
         norm_eps: The eps of every reader's norm.
         rope_base: Base of the rotary embedding's wavelengths.
+        init_std: Of weights at the start; what writes to the residual state is smaller by sqrt(2 L). Near
+            1 / sqrt(D), a small model starts to look things up several times sooner than with 0.02.
+        common_std: Of one vector that all rows of the embedding share at the start, 0 or more. Nothing here has
+            a bias, so it is what lets a query find a position before its token means anything.
         residual: The residual rule with its options.
 
     Raises:
@@ -46,6 +50,8 @@ class DecoderConfig:
     tied: bool = True
     norm_eps: float = 1e-6
     rope_base: float = 10_000.0
+    init_std: float = 0.02
+    common_std: float = 0.0
     residual: ResidualConfig = field(default_factory=lambda: AttnRes(sublayers_per_block=4))
 
     def __post_init__(self) -> None:
@@ -89,4 +95,10 @@ class DecoderConfig:
                 got=f"norm_eps={self.norm_eps}, rope_base={self.rope_base}",
                 expected="norm_eps >= 0 and rope_base > 0",
                 do="1e-6 and 10000 are usual",
+            )
+        if not self.init_std > 0 or not self.common_std >= 0:
+            raise ConfigError(
+                got=f"init_std={self.init_std}, common_std={self.common_std}",
+                expected="init_std > 0 and common_std >= 0",
+                do="0.02 and 0 are usual; for a narrow model 1 / sqrt(width) for both",
             )

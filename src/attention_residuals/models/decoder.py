@@ -143,13 +143,15 @@ class Decoder(LanguageModel):
         return state
 
     def _initialise(self) -> None:
-        """Normal weights of std 0.02; what writes to the residual state is smaller by sqrt(2 L)."""
+        """Normal weights of ``init_std``; what writes to the residual state is smaller by sqrt(2 L)."""
+        std = self.config.init_std
         for name, parameter in self.named_parameters():
             if parameter.ndim == 2:
                 writes = name.endswith(("output.weight", "down.weight"))
-                nn.init.normal_(
-                    parameter, std=0.02 / math.sqrt(2 * self.config.num_layers) if writes else 0.02
-                )
+                nn.init.normal_(parameter, std=std / math.sqrt(2 * self.config.num_layers) if writes else std)
+        if self.config.common_std:
+            with torch.no_grad():
+                self.embedding.weight += self.config.common_std * torch.randn(self.config.width)
 
 
 def _recomputed(function: Any, *args: Any, **kwargs: Any) -> Any:

@@ -27,6 +27,8 @@ class TrainConfig:
         micro_batch_size: Sequences per forward pass, a divisor of ``batch_size``; None takes all at once.
         sequence_length: Tokens per sequence, 1 to the model's ``max_tokens``.
         seed: Of the initial weights and the order of the data, 0 to 2**63 - 1.
+        shuffled_within: Sequences are visited fewer places than this from their own in the corpus, whose order
+            is one to learn in, >= 0; None shuffles all of them.
         precision: ``"bfloat16"`` runs matrix products under autocast; weights stay float32.
         compile: Compile the model's training pass.
         cross_documents: Let tokens attend to the documents before theirs in the same sequence.
@@ -50,6 +52,7 @@ class TrainConfig:
     micro_batch_size: int | None = None
     sequence_length: int = 256
     seed: int = 0
+    shuffled_within: int | None = None
     precision: Precision = "float32"
     compile: bool = False
     cross_documents: bool = False
@@ -59,7 +62,7 @@ class TrainConfig:
         self._check_types()
         given = () if self.micro_batch_size is None else ("micro_batch_size",)
         _check_at_least(1, self, "num_steps", "batch_size", "sequence_length", *given)
-        _check_at_least(0, self, "seed")
+        _check_at_least(0, self, "seed", *(() if self.shuffled_within is None else ("shuffled_within",)))
         if self.seed >= 2**63:
             raise ConfigError(got=f"seed={self.seed}", expected="at most 2**63 - 1", do="take a smaller seed")
         micro = self.sequences_per_pass

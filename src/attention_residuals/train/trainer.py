@@ -88,6 +88,7 @@ class Trainer:
             device=device,
             end_of_text=corpus.tokenizer.end_of_text,
             scored=corpus.train_scored,
+            shuffled_within=config.shuffled_within,
         )
         model = initial_model(config)
         if start is not None:

@@ -30,7 +30,7 @@ from typing import ClassVar
 from attention_residuals.data.sources import Document
 from attention_residuals.data.synthetic.draws import Draws
 from attention_residuals.data.synthetic.families import FAMILIES
-from attention_residuals.data.synthetic.lists import Told, echo, graded, listing, recalled
+from attention_residuals.data.synthetic.lists import Told, echo, graded, listing, pairs, recalled
 from attention_residuals.data.synthetic.problems import Kind, check_options, draw_problem
 from attention_residuals.data.synthetic.stories import Story, tell
 from attention_residuals.data.synthetic.templates import Template
@@ -64,7 +64,9 @@ class StepDocuments:
         num_values: Values that a claim may take, >= 2; items should use the same.
         max_move: Largest move of one step, >= 1; items should use the same.
         list_share: Share of texts that only list things with a value each and ask for them, 0 to 1.
-        echo_share: Share of texts that only say words twice, 0 to 1; at most 1 together with lists.
+        echo_share: Share of texts that only say words again, 0 to 1; at most 1 together with lists.
+        num_pairs: So many texts at the beginning are echoes and pairs alone, half of each, >= 0.
+        num_lists: So many after those are echoes and lists alone, one to two, >= 0.
         seed: >= 0.
 
     Raises:
@@ -90,8 +92,10 @@ class StepDocuments:
     max_steps: int = 4
     num_values: int = 8
     max_move: int = 9
-    list_share: float = 0.35
-    echo_share: float = 0.25
+    list_share: float = 0.3
+    echo_share: float = 0.1
+    num_pairs: int = 0
+    num_lists: int = 0
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -103,11 +107,15 @@ class StepDocuments:
             raise ConfigError(
                 got=f"inconsistent_share={self.inconsistent_share}", expected="0 to 1", do="pass 0.25"
             )
+        for name in ("num_pairs", "num_lists"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 0:
+                raise ConfigError(got=f"{name}={value!r}", expected="0 or more", do=f"pass {name}=0")
         if min(self.list_share, self.echo_share) < 0 or self.list_share + self.echo_share > 1:
             raise ConfigError(
                 got=f"list_share={self.list_share}, echo_share={self.echo_share}",
                 expected="shares of all texts, each 0 or more, together 1 at most",
-                do="pass list_share=0.35, echo_share=0.25",
+                do="pass list_share=0.3, echo_share=0.1",
             )
         if not self.families:
             raise ConfigError(got="families=()", expected="one or more", do="leave it out to have all four")
@@ -124,16 +132,9 @@ class StepDocuments:
     def documents(self) -> Iterator[Document]:
         """Yields the texts in order of their index; text i depends on the options and i only."""
         for index in range(self.num_documents):
-            draws = Draws(("list", self.seed, index))
-            kind = draws.share("kind")
-            if kind < self.list_share + self.echo_share:
-                family = draws.one_of(self.families, "family")
-                template = draws.one_of(FAMILIES[family].trained, "template")
-                if kind < self.list_share:
-                    listed = listing(draws, family, template, self.inconsistent_share)
-                else:
-                    listed = echo(draws, family, template)
-                yield _document(family, template, list(listed))
+            told = self._without_story(index)
+            if told is not None:
+                yield told
                 continue
             family, template, story = self.story(index)
             draws = Draws(("recap", self.seed, index))
@@ -178,6 +179,25 @@ class StepDocuments:
             claimed = draws.one_of(wrong_ones, "which") if is_wrong else (right, right)
         story = tell(template, problem, kind=kind, distance=distance, value=right, claimed=claimed)
         return family, template, story
+
+    def _without_story(self, index: int) -> Document | None:
+        """Tells an echo, pairs or a list, where this text is one: in the order in which they are best learnt."""
+        draws = Draws(("list", self.seed, index))
+        kind = draws.share("kind")
+        family = draws.one_of(self.families, "family")
+        template = draws.one_of(FAMILIES[family].trained, "template")
+        lists, echoes = self.list_share, self.echo_share
+        if index < self.num_pairs + self.num_lists:
+            lists, echoes = (0.5, 0.5) if index < self.num_pairs else (2 / 3, 1 / 3)
+        if kind >= lists + echoes:
+            return None
+        if kind >= lists:
+            told = echo(draws, family, template)
+        elif index < self.num_pairs:
+            told = pairs(draws, family, template)
+        else:
+            told = listing(draws, family, template, self.inconsistent_share)
+        return _document(family, template, list(told))
 
     def _facts(self, draws: Draws, template: Template) -> Iterator[Told]:
         """Tells some moves of the template's values, in its directions, among all values that its texts state."""

@@ -1,11 +1,11 @@
 """Training texts without a story, from which looking things up is learnt before any story teaches it.
 
-An **echo** says words twice in the same order: each word of the second time follows from the first, so that
-the circuit that finds an earlier place and copies what followed it forms within a few hundred steps. A **list**
-states a value of each thing, in a template's sentence or as the bare pair, and then says values again: the same
-circuit, across the words of a sentence. Half of the lists say right values, and half grade what they say: to
-compare is learnt where nothing else has to be. Things are asked for with replacement, so that to leave out what
-was said already does not help.
+An **echo** says words, and then parts of that row again, from anywhere in it: each word of a part but the first
+follows from the row, so that the circuit that finds an earlier place and copies what followed it forms within a
+few hundred steps. A **list** states a value of each thing, in a template's sentence or as the bare pair, and then
+says values again: the same circuit, across the words of a sentence. Half of the lists say right values, and half
+grade what they say: to compare is learnt where nothing else has to be. Things are asked for with replacement, so
+that to leave out what was said already does not help.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,18 +21,24 @@ __all__ = [
     "GRADED_SHARE",
     "LISTED",
     "NUM_ASKED",
+    "NUM_PARTS",
+    "PART",
     "Told",
     "echo",
     "graded",
     "listing",
+    "pairs",
     "recalled",
 ]
 
 Told = tuple[str, bool]
 """A word, and whether it counts in the loss."""
 
-ECHOED = (5, 16)
-"""Least and most words of an echo, each said twice."""
+ECHOED = (6, 12)
+"""Least and most words of an echo, all different."""
+
+NUM_PARTS, PART = 4, (2, 4)
+"""How many parts of an echo are said again, and the least and most words of one."""
 
 LISTED = (2, 6)
 """Least and most things of a list."""
@@ -48,35 +54,36 @@ GRADED_SHARE = 0.5
 
 
 def echo(draws: Draws, family: str, template: Template) -> Iterator[Told]:
-    """Says things and values of a family, in any order, twice."""
+    """Says things and values of a family in a row, and parts of the row again."""
     words = (*template.values.words, *FAMILIES[family].things)
-    least, most = ECHOED
-    number = least + draws.below(most - least + 1, "number")
-    said = [draws.one_of(words, "word", place) for place in range(number)]
-    yield from ((word, False) for word in (*said, ".", said[0]))
-    yield from ((word, True) for word in said[1:])
-    yield (".", False)
+    said = draws.some_of(words, _between(draws, ECHOED, "number"), "words")
+    yield from ((word, False) for word in (*said, "."))
+    for place in range(NUM_PARTS):
+        number = _between(draws, PART, "part", place)
+        begin = draws.below(len(said) - number + 1, "begin", place)
+        yield from ((word, at > 0) for at, word in enumerate(said[begin : begin + number]))
+        yield (".", False)
+
+
+def pairs(draws: Draws, family: str, template: Template) -> Iterator[Told]:
+    """Says things with a value each, no value twice, and some of these pairs again."""
+    truths, _ = _truths(draws, family, template)
+    yield from ((word, False) for name, value in truths for word in (name, value, "."))
+    yield from recalled("{name} {plant}", _asked(draws, truths))
 
 
 def listing(draws: Draws, family: str, template: Template, wrong_share: float) -> Iterator[Told]:
     """States a value of each of some things, no value twice, and asks for values, or grades them."""
-    words, things = template.values.words, FAMILIES[family].things
-    least, most = LISTED
-    number = min(least + draws.below(most - least + 1, "number"), len(words), len(things))
-    truths = tuple(
-        zip(draws.some_of(things, number, "things"), draws.some_of(words, number, "values"), strict=True)
-    )
-    extras = draws.some_of(words, number, "extras")
+    truths, extras = _truths(draws, family, template)
     is_bare = draws.share("bare") < BARE_SHARE
     stated, again = ("{name} {value}", "{name} {plant}") if is_bare else (template.statement, template.again)
     for (name, value), extra in zip(truths, extras, strict=True):
         sentence = stated.format(name=name, value=value, extra=extra)
         yield from ((word, False) for word in (*sentence.split(), "."))
-    asked = [draws.one_of(truths, "asked", place) for place in range(NUM_ASKED)]
     if draws.share("graded") < GRADED_SHARE:
-        yield from graded(draws, again, asked, wrong_share)
+        yield from graded(draws, again, _asked(draws, truths), wrong_share)
     else:
-        yield from recalled(again, asked)
+        yield from recalled(again, _asked(draws, truths))
 
 
 def recalled(sentence: str, truths: Sequence[tuple[str, str]]) -> Iterator[Told]:
@@ -111,3 +118,23 @@ def graded(
         yield from ((word, False) for word in sentence.format(name=name, plant=said).split())
         yield from ((word, True) for word in ((VERDICTS[1], value) if is_wrong else (VERDICTS[0],)))
         yield (".", False)
+
+
+def _truths(
+    draws: Draws, family: str, template: Template
+) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]]:
+    """Gives things with a value each, and as many values of other attributes."""
+    words, things = template.values.words, FAMILIES[family].things
+    number = min(_between(draws, LISTED, "number"), len(words), len(things))
+    named = zip(draws.some_of(things, number, "things"), draws.some_of(words, number, "values"), strict=True)
+    return tuple(named), draws.some_of(words, number, "extras")
+
+
+def _asked(draws: Draws, truths: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    return [draws.one_of(truths, "asked", place) for place in range(NUM_ASKED)]
+
+
+def _between(draws: Draws, bounds: tuple[int, int], *name: int | str) -> int:
+    """Draws from the least to the most, both included."""
+    least, most = bounds
+    return least + draws.below(most - least + 1, *name)
