@@ -133,7 +133,7 @@ class Batches:
         if epoch != self._epoch:
             # Sorting raw bits, because numpy promises that these never change; of its shuffles it does not.
             bits = np.random.Philox(np.random.SeedSequence(self.seed, spawn_key=(epoch,)))
-            keys = bits.random_raw(self.num_windows)
+            keys: npt.NDArray[Any] = bits.random_raw(self.num_windows)
             if self.shuffled_within is not None:
                 keys = np.arange(self.num_windows) + self.shuffled_within * (keys / 2**64)
             self._epoch, self._windows = epoch, np.argsort(keys, kind="stable")

@@ -132,9 +132,9 @@ class StepDocuments:
     def documents(self) -> Iterator[Document]:
         """Yields the texts in order of their index; text i depends on the options and i only."""
         for index in range(self.num_documents):
-            told = self._without_story(index)
-            if told is not None:
-                yield told
+            plain = self._without_story(index)
+            if plain is not None:
+                yield plain
                 continue
             family, template, story = self.story(index)
             draws = Draws(("recap", self.seed, index))
