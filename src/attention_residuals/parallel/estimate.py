@@ -10,7 +10,7 @@ from attention_residuals.models import build
 from attention_residuals.models.converted import ConvertedConfig
 from attention_residuals.models.costs import costs
 from attention_residuals.models.language_model import LanguageModel, ModelConfig
-from attention_residuals.parallel.activations import activation_numbers
+from attention_residuals.parallel.activations import activation_bytes
 from attention_residuals.parallel.plan import Plan, even_layers, plan
 from attention_residuals.parallel.schedules import (
     SCHEDULES,
@@ -126,7 +126,13 @@ def estimate(
     stages, ours = cut(model, layers), plans["cached"]
     ends = [sum(layers[: number + 1]) for number in range(len(layers))]
     work = [
-        num_tokens * itemsize * activation_numbers(config, range(first, end), checkpoint_activations)
+        num_tokens
+        * activation_bytes(
+            config,
+            range(first, end),
+            itemsize=itemsize,
+            checkpoint_activations=checkpoint_activations,
+        )
         for first, end in zip([0, *ends], ends, strict=False)
     ]
     # Of logits: the logits, and their softmax in float32 for the loss.

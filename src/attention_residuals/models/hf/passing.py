@@ -25,7 +25,7 @@ class Passing:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.is_recurrent = any(isinstance(module, ChunkedDeltaAttention) for module in model.modules())
-        self._accepted = inspect.signature(model.forward).parameters.keys()
+        self._accepted = set(inspect.signature(model.forward).parameters)
         self._layer_types = set(getattr(model.config.get_text_config(), "layer_types", None) or ())
         self._name = type(model).__name__
 
