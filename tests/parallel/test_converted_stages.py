@@ -19,6 +19,7 @@ from attention_residuals.models.language_model import LanguageModel
 from attention_residuals.parallel.activations import activation_bytes
 from attention_residuals.parallel.config import Parallel
 from attention_residuals.parallel.estimate import estimate, operations
+from attention_residuals.parallel.pipeline import mean_loss
 from attention_residuals.parallel.plan import even_layers
 from attention_residuals.parallel.stages import cut
 
@@ -120,17 +121,18 @@ def test_a_model_of_another_kind_is_refused():
         cut(Other(), (2, 2))
 
 
-def test_experts_are_counted_once_when_a_stage_runs_and_not_without_gradients():
-    model = kimi_cases.model_of(3)
-    tokens, _, _ = kimi_cases.batch_of(2)
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_experts_are_counted_once_for_each_token_and_not_without_gradients(checkpointed):
+    model = kimi_cases.model_of(3, checkpoint_activations=checkpointed)
+    tokens, targets, _ = kimi_cases.batch_of(2)
     stages = cut(model, (1, 2))
     with torch.no_grad():
         flow(stages, tokens)
     routers = [layer.mlp.gate for layer in list(model.transformers.model.layers)[1:]]
     assert all(router.counts is None for router in routers)
-    flow(stages, tokens)
-    flow(stages, tokens)
-    assert [int(router.counts.sum()) for router in routers] == [2 * 2 * tokens.numel()] * 2
+    for passes in (1, 2):
+        mean_loss(flow(stages, tokens), targets).backward()  # which computes checkpointed layers again
+        assert [int(router.counts.sum()) for router in routers] == [passes * 2 * tokens.numel()] * 2
 
 
 def test_a_run_of_such_a_model_takes_a_pipeline_and_nothing_else():
