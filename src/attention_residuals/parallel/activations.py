@@ -63,16 +63,16 @@ def activation_formula(config: ModelConfig) -> list[str]:
         heads, keys = config.num_heads * config.head_width, config.num_kv_heads * config.head_width
         return [f"4 D + 3 A + 2 K + 4 F, D {config.width}, A {heads}, K {keys}, F {config.mlp_width}"]
     shape = _kimi_shape(config)
-    channels = shape["linear_num_heads"] * shape["linear_head_dim"]
+    channels = shape.linear_num_heads * shape.linear_head_dim
     return [
         f"4 D and what its sublayers keep, D {config.width}",
-        f"KDA: 9 C + 2 K, and in float32 27 C + C K / 16 + 96 H, C {channels}, K {shape['linear_head_dim']}, "
-        f"H {shape['linear_num_heads']}, by this library's delta rule (FLA's kernels keep less)",
-        f"MLA: 2 Q + 2 U + 3 R + P, Q {_queries(shape)}, U {_values(shape)}, R {shape['kv_lora_rank']}, "
-        f"P {shape['qk_rope_head_dim']}, without the matrix of scores",
-        f"MLP: 4 F, F {shape['intermediate_size']}; MoE: 4 (A + N) E + 2 A D, E "
-        f"{shape['moe_intermediate_size']}, for A {shape['num_experts_per_tok']} experts that a token chooses "
-        f"and N {shape['n_shared_experts']} shared",
+        f"KDA: 9 C + 2 K, and in float32 27 C + C K / 16 + 96 H, C {channels}, K {shape.linear_head_dim}, "
+        f"H {shape.linear_num_heads}, by this library's delta rule (FLA's kernels keep less)",
+        f"MLA: 2 Q + 2 U + 3 R + P, Q {_queries(shape)}, U {_values(shape)}, R {shape.kv_lora_rank}, "
+        f"P {shape.qk_rope_head_dim}, without the matrix of scores",
+        f"MLP: 4 F, F {shape.intermediate_size}; MoE: 4 (A + N) E + 2 A D, E "
+        f"{shape.moe_intermediate_size}, for A {shape.num_experts_per_tok} experts that a token chooses "
+        f"and N {shape.n_shared_experts} shared",
     ]
 
 
@@ -82,29 +82,29 @@ def _inside(config: ModelConfig, layer: int) -> tuple[int, int]:
         heads, keys = config.num_heads * config.head_width, config.num_kv_heads * config.head_width
         return 3 * heads + 2 * keys + 4 * config.mlp_width, 0
     shape = _kimi_shape(config)
-    if shape["mlp_layer_types"][layer] == "dense":
-        mlp = 4 * shape["intermediate_size"]
+    if shape.mlp_layer_types[layer] == "dense":
+        mlp = 4 * shape.intermediate_size
     else:
-        chosen, shared = shape["num_experts_per_tok"], shape["n_shared_experts"]
-        mlp = 4 * (chosen + shared) * shape["moe_intermediate_size"] + 2 * chosen * config.width
-    if shape["layer_types"][layer] == FULL:
-        latent = 3 * shape["kv_lora_rank"] + shape["qk_rope_head_dim"]
+        chosen, shared = shape.num_experts_per_tok, shape.n_shared_experts
+        mlp = 4 * (chosen + shared) * shape.moe_intermediate_size + 2 * chosen * config.width
+    if shape.layer_types[layer] == FULL:
+        latent = 3 * shape.kv_lora_rank + shape.qk_rope_head_dim
         return 2 * _queries(shape) + 2 * _values(shape) + latent + mlp, 0
-    width, heads = shape["linear_head_dim"], shape["linear_num_heads"]
+    width, heads = shape.linear_head_dim, shape.linear_num_heads
     memories, pairs = 2 * heads * width * width // _CHUNK, 3 * _CHUNK * heads
     return 9 * heads * width + 2 * width + mlp, 27 * heads * width + memories + pairs
 
 
-def _queries(shape: dict[str, Any]) -> int:
-    return int(shape["num_attention_heads"] * (shape["qk_nope_head_dim"] + shape["qk_rope_head_dim"]))
+def _queries(shape: Any) -> int:
+    return int(shape.num_attention_heads * (shape.qk_nope_head_dim + shape.qk_rope_head_dim))
 
 
-def _values(shape: dict[str, Any]) -> int:
-    return int(shape["num_attention_heads"] * shape["v_head_dim"])
+def _values(shape: Any) -> int:
+    return int(shape.num_attention_heads * shape.v_head_dim)
 
 
-def _kimi_shape(config: ModelConfig) -> dict[str, Any]:
-    """Returns a Kimi Linear model's config in the words of Transformers."""
+def _kimi_shape(config: ModelConfig) -> Any:
+    """Returns a Kimi Linear model's config of Transformers, which knows fields by more than one name."""
     original: dict[str, Any] = getattr(config, "original", {})
     if original.get("model_type") != "kimi_linear":
         raise ConfigError(
@@ -112,4 +112,7 @@ def _kimi_shape(config: ModelConfig) -> dict[str, Any]:
             expected="a decoder of this package, or Kimi Linear",
             do="plan a preset of the same shape",
         )
-    return original
+    # With Transformers, which takes seconds to import, as the model of this config has been made.
+    from transformers import AutoConfig
+
+    return AutoConfig.for_model(**original)
