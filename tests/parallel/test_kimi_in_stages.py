@@ -88,6 +88,7 @@ def stopping(at):
     return monitor
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_stages_to_one_process_and_back(tmp_path, corpus):
     together, alone = tmp_path / "run", tmp_path / "alone"
     config = run_config()

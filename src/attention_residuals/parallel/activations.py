@@ -41,7 +41,7 @@ def activation_bytes(
         >>> kimi = presets.kimi_linear("kimi-linear-48b")
         >>> of_layer = [activation_bytes(kimi, [layer], itemsize=2) for layer in (0, 1, 3)]
         >>> of_layer  # KDA and MLP, KDA and MoE, MLA and MoE
-        [750592, 824320, 206976]
+        [752128, 825856, 210048]
     """
     kept = [_inside(config, layer) for layer in layers]
     one = [itemsize * (4 * config.width + count) + 4 * in_float32 for count, in_float32 in kept]
