@@ -57,7 +57,7 @@ def activation_formula(config: ModelConfig) -> list[str]:
     Example:
         >>> from attention_residuals.models import presets
         >>> activation_formula(presets.scaled(8, vocab_size=300))
-        ['4 D + 3 A + 2 K + 4 F, D 128, A 128, K 128, F 320']
+        ['4 D + 3 A + 2 K + 4 F, D 128, A 128, K 64, F 352']
     """
     if isinstance(config, DecoderConfig):
         heads, keys = config.num_heads * config.head_width, config.num_kv_heads * config.head_width
