@@ -165,7 +165,7 @@ def run(rank, group):
         result = train(
             run_config(**group["config"]),
             Corpus.load(group["corpus"]),
-            group["folder"],
+            group["run folder"],
             saving=SAVING,
             progress=False,
             monitor=monitor,

@@ -231,30 +231,7 @@ FAULTS = {
     "raises": raises,
 }
 
-
-def kimi(rank, group):
-    """Trains Kimi Linear models in stages and alone."""
-    from parallel.kimi_cases import trained  # with Transformers, which other groups need not wait for
-
-    meet(rank, group)
-    return [trained(case) for case in group["cases"]]
-
-
-def kimi_run(rank, group):
-    """Trains a folder."""
-    from parallel.kimi_cases import run
-
-    return run(rank, group)
-
-
-WORK = {
-    "cases": cases,
-    "training": training,
-    "refusals": refusals,
-    "fault": fault,
-    "kimi": kimi,
-    "kimi run": kimi_run,
-}
+WORK = {"cases": cases, "training": training, "refusals": refusals, "fault": fault}
 
 if __name__ == "__main__":
     fork_groups(WORK)

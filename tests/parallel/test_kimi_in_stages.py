@@ -28,7 +28,7 @@ CASES = {
 
 
 def group_of(cases):
-    return {"work": "kimi", "num_ranks": 2, "cases": list(cases.values())}
+    return {"work": "cases", "num_ranks": 2, "cases": list(cases.values())}
 
 
 def check(task, ranks):
@@ -50,14 +50,14 @@ def check(task, ranks):
 
 
 def test_two_ranks_find_loss_gradients_and_balance_of_one(tmp_path):
-    (found,) = run_groups(tmp_path, group_of(FEW))
+    (found,) = run_groups(tmp_path, group_of(FEW), worker="kimi_worker.py")
     for number, name in enumerate(FEW):
         check(FEW[name], [rank[number] for rank in found])
 
 
 @pytest.mark.slow
 def test_other_schedules_rules_and_stages_do_so_too(tmp_path):
-    (found,) = run_groups(tmp_path, group_of(CASES))
+    (found,) = run_groups(tmp_path, group_of(CASES), worker="kimi_worker.py")
     for number, name in enumerate(CASES):
         check(CASES[name], [rank[number] for rank in found])
 
@@ -70,11 +70,11 @@ def corpus(tmp_path_factory):
 def stages(corpus, folder, until, **config):
     parallel = {"pipeline": 2, "stages_per_rank": 2, "schedule": "Interleaved1F1B", "microbatches": 2}
     return {
-        "work": "kimi run",
+        "work": "run",
         "num_ranks": 2,
         "parallel": parallel,
         "corpus": str(corpus.folder),
-        "folder": str(folder),
+        "run folder": str(folder),
         "until": until,
         "config": config,
     }
@@ -96,10 +96,10 @@ def test_a_run_goes_on_from_stages_to_one_process_and_back(tmp_path, corpus):
     places = [tmp_path / name for name in ("first", "second")]
     for place in places:
         place.mkdir()
-    (first,) = run_groups(places[0], stages(corpus, together, 2))
+    (first,) = run_groups(places[0], stages(corpus, together, 2), worker="kimi_worker.py")
     assert [rank["step"] for rank in first] == [2, 2]
     train(config, corpus, together, saving=SAVING, progress=False, monitor=stopping(4))
-    (last,) = run_groups(places[1], stages(corpus, together, 6))
+    (last,) = run_groups(places[1], stages(corpus, together, 6), worker="kimi_worker.py")
     assert [rank["step"] for rank in last] == [6, 6]
     found, expected = (load_checkpoint_model(folder) for folder in (together, alone))
     assert distance_of_models(found, expected) <= 1e-4
