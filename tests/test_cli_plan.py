@@ -3,12 +3,15 @@
 import re
 
 import pytest
+from models.hf.small_models import PRE_NORM, made
 
 from attention_residuals.cli import main, planning
 from attention_residuals.cli.planning import PlanOptions, size_of
 from attention_residuals.errors import ConfigError
 from attention_residuals.layers.residual import AttnRes, StandardResidual
-from attention_residuals.models import Decoder, presets
+from attention_residuals.models import Decoder, build, presets
+from attention_residuals.models.hf.conversion import convert
+from attention_residuals.models.hf.converted_model import ConvertedModel
 from attention_residuals.models.weights import save_model
 from attention_residuals.parallel.estimate import BYTES_PER_PARAMETER, estimate, operations
 
@@ -48,6 +51,30 @@ def test_a_preset_is_planned_on_256_gpus(capsys):
     assert "spread over 32 ranks" in text
     assert len([line for line in text.splitlines() if re.match(r" \d  +1\+1 ", line)]) == 8
     assert max(map(len, text[: text.index("training:")].splitlines()[3:])) <= 80
+
+
+def test_kimi_linear_is_planned_with_every_parameter_counted(capsys):
+    words = "--model kimi-linear-48b --gpus 64 --pp 8 --vp 3 --microbatches 16"
+    assert main(["plan", *words.split()]) == 0
+    text = capsys.readouterr().out
+    assert "27 layers of width 2304, AttnRes(sublayers_per_block=6" in text
+    counted = re.findall(r"^ \d +[\d+]+ +([\d,]+\.\d) M", text, re.MULTILINE)
+    assert len(counted) == 8
+    assert sum(float(number.replace(",", "")) for number in counted) == pytest.approx(49_123, abs=1)
+    assert "KDA: 9 C + 2 K, and in float32 27 C" in text
+    found = rows(text)
+    assert int(found["naive"][1]) > int(found["paper's"][2]) > int(found["ours"][1])
+    assert max(map(len, text[: text.index("training:")].splitlines()[3:])) <= 80
+
+
+def test_a_saved_kimi_linear_is_planned_and_another_converted_model_refused(tmp_path, capsys):
+    config = presets.kimi_linear("kimi-linear-tiny", vocab_size=40)
+    save_model(build(config), tmp_path / "kimi")
+    assert main(["plan", "--model", str(tmp_path / "kimi"), *SMALL]) == 0
+    assert "8 layers of width 128" in capsys.readouterr().out
+    save_model(ConvertedModel(convert(made(PRE_NORM["llama"]), AttnRes())), tmp_path / "llama")
+    assert main(["plan", "--model", str(tmp_path / "llama"), *SMALL]) == 2
+    assert "activations of a model of type 'llama'" in capsys.readouterr().err
 
 
 def test_memory_of_parameters_is_that_of_the_model():

@@ -17,7 +17,7 @@ from attention_residuals.errors import BackendError, ConfigError, DataError, Ran
 from attention_residuals.layers.residual import HyperConnections, SlidingWindow
 from attention_residuals.models import Decoder, presets
 from attention_residuals.parallel import exchange
-from attention_residuals.parallel.estimate import activation_numbers
+from attention_residuals.parallel.activations import activation_bytes
 from attention_residuals.parallel.pipeline import Pipeline, mean_loss
 from attention_residuals.parallel.plan import Piece
 from attention_residuals.parallel.ranks import fingerprint
@@ -313,6 +313,6 @@ def test_kept_activations_are_about_what_the_formula_says(rule):
     tokens, _ = batch_of(8, 16)
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         logits = DecoderStage.forward(stage, tokens)
-    predicted = 4 * tokens.numel() * activation_numbers(model.config, 4)
+    predicted = tokens.numel() * activation_bytes(model.config, range(4), itemsize=4)
     assert 0.85 <= sum(kept.values()) / predicted <= 1.25
     assert logits.requires_grad

@@ -11,8 +11,11 @@ from tyro.conf import arg
 from attention_residuals.cli.app import app
 from attention_residuals.cli.names import config_of, residual_of, run_folder_of
 from attention_residuals.errors import ConfigError, is_count, nearest
-from attention_residuals.models import DecoderConfig, presets
+from attention_residuals.models import ConvertedConfig, DecoderConfig, presets
+from attention_residuals.models.kimi_linear import KIMI_LINEAR_SHAPES
+from attention_residuals.models.language_model import ModelConfig
 from attention_residuals.models.weights import load_config, read_json
+from attention_residuals.parallel.activations import activation_formula
 from attention_residuals.parallel.estimate import Estimate, bubbles, estimate, operations
 
 __all__ = ["PlanOptions", "plan_command"]
@@ -25,8 +28,9 @@ class PlanOptions:
     """What to train, and on how many GPUs.
 
     Args:
-        model: paper-194m, paper-241m, paper-296m, paper-436m, paper-528m, or the folder or config.json of a
-            run or of a saved model.
+        model: paper-194m, paper-241m, paper-296m, paper-436m, paper-528m, the same with kimi-linear- before
+            the size, kimi-linear-tiny, kimi-linear-48b, or the folder or config.json of a run or of a saved
+            model.
         gpus: All of them, a multiple of pp; what is more than pp repeats the pipeline for other data.
         pp: Ranks of one pipeline.
         vp: Stages on each rank.
@@ -36,7 +40,7 @@ class PlanOptions:
         schedule: GPipe, 1F1B, LoopedBFS, Interleaved1F1B, InterleavedZeroBubble, ZBVZeroBubble or DualPipeV;
             by default 1F1B for one stage on each rank, Interleaved1F1B for more.
         residual: Another rule than the model's: standard, full, block:S.
-        vocab_size: Of a paper preset, which has none of its own.
+        vocab_size: Of a preset, which has none of its own.
         sharded: Parameters, gradients and optimizer are spread over the repeated pipelines (FSDP2).
         checkpoint_activations: Layers are computed again in backward.
     """
@@ -69,18 +73,16 @@ class PlanOptions:
                 do=f"use {self.gpus - self.gpus % self.pp or self.pp} or {self.gpus + -self.gpus % self.pp} GPUs",
             )
 
-    def config(self) -> DecoderConfig:
+    def config(self) -> DecoderConfig | ConvertedConfig:
         """Finds the model.
 
         Raises:
-            ConfigError: There is none of that name, or it is no decoder of this package.
+            ConfigError: There is none of that name, or no rule of that one.
         """
         found = _model_named(self.model, self.vocab_size)
-        return (
-            found
-            if self.residual is None
-            else replace(found, residual=residual_of(self.residual, found.residual))
-        )
+        if self.residual is None:
+            return found
+        return replace(found, residual=residual_of(self.residual, found.residual))
 
 
 @app.command(name="plan")
@@ -93,6 +95,7 @@ def plan_command(options: Annotated[PlanOptions, arg(name="")]) -> int:
     For example:
       attnres plan --model paper-436m --gpus 8 --pp 4 --vp 2
       attnres plan --model paper-436m --gpus 256 --pp 8 --vp 2 --microbatches 32 --tokens 16384 --sharded
+      attnres plan --model kimi-linear-48b --gpus 256 --pp 8 --microbatches 32 --sharded
       attnres plan --model runs/block --gpus 2 --pp 2 --residual full
     """
     config = options.config()
@@ -130,25 +133,22 @@ def plan_command(options: Annotated[PlanOptions, arg(name="")]) -> int:
     return 0
 
 
-def _model_named(name: str, vocab_size: int) -> DecoderConfig:
+def _model_named(name: str, vocab_size: int) -> DecoderConfig | ConvertedConfig:
     """Reads a preset's name, or the folder or config.json of a saved model."""
     if name in presets.PAPER_SHAPES:
         return presets.paper(name, vocab_size=vocab_size)
+    if name in KIMI_LINEAR_SHAPES:
+        return presets.kimi_linear(name, vocab_size=vocab_size)
     path = Path(name)
     if not path.exists():
         raise ConfigError(
             got=f"--model {name}",
             expected="a preset, or the folder or config.json of a saved model",
-            do=nearest(name, presets.PAPER_SHAPES),
+            do=nearest(name, (*presets.PAPER_SHAPES, *KIMI_LINEAR_SHAPES)),
         )
     file = run_folder_of(path) / "config.json" if path.is_dir() else path
     found = config_of(file).model if "train" in read_json(file, newest=1) else load_config(file.parent)
-    if not isinstance(found, DecoderConfig):
-        raise ConfigError(
-            got=f"{name}, a model of Transformers",
-            expected="a decoder of this package: converted models have no stages",
-            do="plan a preset of the same shape",
-        )
+    assert isinstance(found, (DecoderConfig, ConvertedConfig))
     return found
 
 
@@ -201,21 +201,22 @@ def _waiting(options: PlanOptions, chosen: str) -> Table:
     return table
 
 
-def _notes(options: PlanOptions, config: DecoderConfig) -> list[str]:
+def _notes(options: PlanOptions, config: ModelConfig) -> list[str]:
     """Says how memory was counted."""
     spread = f", spread over {options.gpus // options.pp} ranks" if options.sharded else ""
-    kept = "2 D a layer, and one layer whole" if options.checkpoint_activations else "a layer"
+    kept = "2 D a layer, and one layer whole: " if options.checkpoint_activations else "a layer "
+    first, *others = activation_formula(config)
     return [
         f"training: weights, gradients and AdamW, 16 bytes a parameter{spread}",
-        f"activations: {kept}, (4 D + 3 A + 2 K + 4 F) numbers a token, D {config.width}, "
-        f"A {config.num_heads * config.head_width}, K {config.num_kv_heads * config.head_width}, "
-        f"F {config.mlp_width}; logits, and their softmax in float32; at the fullest moment",
+        f"activations: numbers a token, {kept}{first}",
+        *(f"    {line}" for line in others),
+        "    logits, and their softmax in float32; at the fullest moment",
         "buffers: PyTorch 2.13 makes one for every microbatch and every tensor or gradient that a rank receives",
         "held: most that is kept for later stages of the rank; it lies in buffers and activations",
     ]
 
 
-def _overhead(found: Estimate, config: DecoderConfig, options: PlanOptions) -> list[str]:
+def _overhead(found: Estimate, config: ModelConfig, options: PlanOptions) -> list[str]:
     """Says what attention residuals add to the standard residual."""
     counts = operations(config)
     hops = sum(1 for _ in found.plans["cached"].hops())

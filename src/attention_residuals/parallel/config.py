@@ -91,12 +91,13 @@ class Parallel:
                 expected="a multiple, so that all have the same share",
                 do=f"use a batch of {-(-config.batch_size // self.num_data) * self.num_data}",
             )
-        if not isinstance(config.model, DecoderConfig):
-            # What its experts were given would have to be counted over all ranks, to balance them.
+        if isinstance(config.model, DecoderConfig):
+            self._check_tensor(config.model)
+        elif self.num_ranks > self.pipeline:
+            # A stage has all of its experts' tokens; copies and shards would have to count them together.
             raise _refused(
-                "several ranks for a model of Transformers", "train it in one process, or a Decoder"
+                "replicate, shard or tensor for a model of Transformers", "use pipeline alone, or a Decoder"
             )
-        self._check_tensor(config.model)
         if self.pipeline > 1:
             self._check_pipeline(config)
 

@@ -1,12 +1,16 @@
 """What a pipeline costs on paper: memory of each rank, communication, waiting; nothing is allocated."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from attention_residuals.errors import ConfigError, is_count
-from attention_residuals.layers.residual import SourceRule
-from attention_residuals.models import Decoder, DecoderConfig
+from attention_residuals.layers.residual import ResidualRule, SourceRule
+from attention_residuals.models import build
+from attention_residuals.models.converted import ConvertedConfig
+from attention_residuals.models.costs import costs
+from attention_residuals.models.language_model import LanguageModel, ModelConfig
+from attention_residuals.parallel.activations import activation_bytes
 from attention_residuals.parallel.plan import Plan, even_layers, plan
 from attention_residuals.parallel.schedules import (
     SCHEDULES,
@@ -23,7 +27,6 @@ __all__ = [
     "Estimate",
     "Operations",
     "RankMemory",
-    "activation_numbers",
     "bubbles",
     "estimate",
     "operations",
@@ -67,7 +70,7 @@ class Estimate(NamedTuple):
 
 
 def estimate(
-    config: DecoderConfig,
+    config: ModelConfig,
     *,
     num_ranks: int,
     stages_per_rank: int,
@@ -81,7 +84,7 @@ def estimate(
     """Estimates a pipeline from its plan and from the order in which PyTorch's schedule works.
 
     Args:
-        config: The model.
+        config: Of a decoder of this package or of Kimi Linear.
         num_ranks: P.
         stages_per_rank: V.
         num_microbatches: M.
@@ -92,7 +95,7 @@ def estimate(
         checkpoint_activations: Layers are computed again in backward.
 
     Raises:
-        ConfigError: The stages fit neither the model nor the schedule.
+        ConfigError: The stages fit neither the model nor the schedule, or it is another model.
 
     Example:
         >>> from attention_residuals.models import presets
@@ -110,8 +113,7 @@ def estimate(
             do="count the tokens of one microbatch",
         )
     layers = even_layers(config.num_layers, num_ranks * stages_per_rank)
-    with torch.device("meta"):
-        model = Decoder(config)
+    model = _without_memory(config)
     layout = layout_of(model, layers, num_ranks=num_ranks, placement=schedule_named(schedule).placement)
     order = orders(
         schedule,
@@ -122,17 +124,25 @@ def estimate(
     plans = {transport: plan(layout, transport) for transport in ("naive", "paper", "cached")}
     piece = num_tokens * config.width * itemsize
     stages, ours = cut(model, layers), plans["cached"]
+    ends = [sum(layers[: number + 1]) for number in range(len(layers))]
     work = [
-        num_tokens * itemsize * activation_numbers(config, number, checkpoint_activations)
-        for number in layers
+        num_tokens
+        * activation_bytes(
+            config,
+            range(first, end),
+            itemsize=itemsize,
+            checkpoint_activations=checkpoint_activations,
+        )
+        for first, end in zip([0, *ends], ends, strict=False)
     ]
     # Of logits: the logits, and their softmax in float32 for the loss.
     work[-1] += num_tokens * config.vocab_size * (itemsize + 4)
     ranks = []
     for rank, actions in enumerate(order):
         own = ours.stages_of(rank)
-        parameters = {p for stage in own for p in stages[stage.stage].parameters()}
-        count = sum(parameter.numel() for parameter in parameters)
+        # By name, since two stages of a rank may have a tied matrix; biases that balance experts are there too.
+        state = {k: v.numel() for stage in own for k, v in stages[stage.stage].state_dict().items()}
+        count = sum(state.values())
         passing = sum(len(stage.receives) + len(stage.sends) for stage in own)
         ranks.append(
             RankMemory(
@@ -146,30 +156,6 @@ def estimate(
             )
         )
     return Estimate(plans, tuple(ranks), piece, bubble(order))
-
-
-def activation_numbers(config: DecoderConfig, num_layers: int, checkpoint_activations: bool = False) -> int:
-    """Counts the numbers that layers keep of each token for backward.
-
-    A layer keeps 4 D + 3 A + 2 K + 4 F: its two normalised inputs (2 D) and what its two sublayers leave in the
-    residual state (2 D); queries, and attention's output twice (3 A); keys and values (2 K); gate, up, their
-    activation and product (4 F). A is the width of all query heads, K of all key heads, F of the MLP. Depth
-    reads keep sources, which are there anyway, and some scalars, which are not counted. With checkpointing a
-    layer keeps what it leaves in the state, at most 2 D, and one layer at a time is computed again.
-
-    Args:
-        config: The model.
-        num_layers: Of the stage.
-        checkpoint_activations: Layers are computed again in backward.
-
-    Example:
-        >>> from attention_residuals.models import presets
-        >>> activation_numbers(presets.scaled(8, vocab_size=300), 1)
-        2432
-    """
-    attention, keys = config.num_heads * config.head_width, config.num_kv_heads * config.head_width
-    layer = 4 * config.width + 3 * attention + 2 * keys + 4 * config.mlp_width
-    return num_layers * 2 * config.width + layer if checkpoint_activations else num_layers * layer
 
 
 def _most_activations(actions: tuple[Action, ...], work: list[int]) -> int:
@@ -216,8 +202,15 @@ class Operations(NamedTuple):
     """Vectors of width D that a sublayer's read and write move; the standard residual moves 3."""
 
 
-def operations(config: DecoderConfig) -> Operations:
+def operations(config: ModelConfig) -> Operations:
     """Counts what depth reads add to a forward pass.
+
+    Args:
+        config: Of a decoder of this package or of Kimi Linear, of which the experts that a token is not sent to
+            are not counted.
+
+    Raises:
+        ConfigError: Another model.
 
     Example:
         >>> from attention_residuals.models import presets
@@ -225,21 +218,28 @@ def operations(config: DecoderConfig) -> Operations:
         >>> round(found.reads / found.model, 4), found.vectors
         (0.0014, 7.5)
     """
-    with torch.device("meta"):
-        model = Decoder(config)
-    rule = model.residual
-    matrices = sum(p.numel() for p in model.layers.parameters() if p.ndim == 2)
-    head = config.vocab_size * config.width
+    model = _without_memory(config)
+    if isinstance(config, ConvertedConfig):
+        work = costs(config).operations
+    else:
+        matrices = sum(p.numel() for p in model.get_submodule("layers").parameters() if p.ndim == 2)
+        work = 2 * (matrices + config.vocab_size * config.width)
+    return Operations(work, *_added(model.residual))
+
+
+def _added(rule: ResidualRule[Any]) -> tuple[int, float]:
+    """Counts the operations of a rule's reads, and the vectors that its reads and writes move."""
     if not isinstance(rule, SourceRule):
-        return Operations(2 * (matrices + head), 0, 3.0)
+        return 0, 3.0
     sites = rule.sites()
     counts = [rule.num_sources(site) * len(rule.parts(site)) for site in sites]
-    sublayers = counts[: 2 * config.num_layers]
     size = rule.config.sublayers_per_block
     # A write adds to the open block, 2 read and 1 written, or starts one, and then nothing moves.
     writes = [3 if site.sublayer % size else 0 for site in sites[:-1]]
-    return Operations(
-        2 * (matrices + head),
-        6 * config.width * sum(counts),
-        round((sum(sublayers) + sum(writes)) / len(sublayers), 1),
-    )
+    moved = (sum(counts[:-1]) + sum(writes)) / len(writes)
+    return 6 * rule.width * sum(counts), round(moved, 1)
+
+
+def _without_memory(config: ModelConfig) -> LanguageModel:
+    with torch.device("meta"):
+        return build(config)

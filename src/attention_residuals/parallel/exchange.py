@@ -12,7 +12,7 @@ from torch.distributed.pipelining import PipelineStage
 
 from attention_residuals.errors import BackendError
 from attention_residuals.parallel.plan import Piece, Plan
-from attention_residuals.parallel.stages import DecoderStage
+from attention_residuals.parallel.stages import Stage
 from attention_residuals.parallel.store import Store
 from attention_residuals.parallel.watch import Watch
 
@@ -96,7 +96,7 @@ class ExchangeStage(PipelineStage):
 
     def __init__(
         self,
-        module: DecoderStage,
+        module: Stage,
         plan: Plan,
         stage: int,
         store: Store,
@@ -125,7 +125,7 @@ class ExchangeStage(PipelineStage):
             device,
             # Static shapes: PyTorch's own inference would run the module outside of any microbatch.
             input_args=(piece,) * len(self.plan.receives) if stage else (tokens,),
-            output_args=(piece,) * len(self.plan.sends) if module.norm is None else (logits,),
+            output_args=(piece,) * len(self.plan.sends) if not module.is_last else (logits,),
             group=group,
         )
 

@@ -1,4 +1,4 @@
-"""A decoder that is trained in stages on the ranks of a group."""
+"""A model that is trained in stages on the ranks of a group."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -14,14 +14,14 @@ from torch.nn import functional as F
 
 from attention_residuals.data.batches import UNSCORED
 from attention_residuals.errors import ConfigError, ShapeError
-from attention_residuals.models import Decoder
+from attention_residuals.models import LanguageModel
 from attention_residuals.models.language_model import checked_positions
 from attention_residuals.parallel.exchange import ExchangeStage, check_torch
 from attention_residuals.parallel.forward import run_forward
 from attention_residuals.parallel.plan import Transport, plan
 from attention_residuals.parallel.ranks import add_up_gradients, agreeing, fingerprint
 from attention_residuals.parallel.schedules import schedule_named
-from attention_residuals.parallel.stages import DecoderStage, cut, dtype_of_pieces, layout_of
+from attention_residuals.parallel.stages import Stage, cut, dtype_of_pieces, layout_of
 from attention_residuals.parallel.store import Store
 from attention_residuals.parallel.watch import Watch
 
@@ -40,13 +40,13 @@ def mean_loss(logits: Float[Tensor, "B T V"], targets: Int[Tensor, "B T"]) -> Fl
 
 
 class Pipeline:
-    """A decoder in stages, one part of it on each rank of a group; every rank makes one and calls ``step``.
+    """A model in stages, one part of it on each rank of a group; every rank makes one and calls ``step``.
 
     Every rank is given the same model and the same batches, of which all ranks make sure before they wait for
     one another; a rank keeps the parameters of its own stages.
 
     Args:
-        model: The whole decoder, the same on every rank.
+        model: The whole model, the same on every rank: what ``cut`` takes.
         layers: How many layers each stage has; ``even_layers`` spreads them.
         num_microbatches: M, into which a batch is cut.
         schedule: One of ``SCHEDULES``.
@@ -65,7 +65,7 @@ class Pipeline:
 
     def __init__(
         self,
-        model: Decoder,
+        model: LanguageModel,
         layers: Sequence[int],
         *,
         num_microbatches: int,
@@ -94,11 +94,12 @@ class Pipeline:
             self.schedule.check(layout.stages_per_rank, num_ranks, num_microbatches)
             self.plan = plan(layout, transport)
             told.append(repr((layout, transport, schedule, num_microbatches, precision, model.config)))
-            told.append(f"weights {fingerprint(model.parameters())}")
+            told.append(f"weights {fingerprint(model.state_dict().values())}")
         modules = cut(model, layers)
-        self.modules: dict[int, DecoderStage] = {
+        self.modules: dict[int, Stage] = {
             stage.stage: modules[stage.stage].to(self.device) for stage in self.plan.stages_of(self.rank)
         }
+        self.is_tied = modules[0].is_tied
         self.dtype = dtype_of_pieces(model)
 
     def step(
@@ -118,8 +119,8 @@ class Pipeline:
         Args:
             tokens: The whole batch, on every rank.
             targets: The tokens to predict.
-            positions: As for the whole decoder.
-            mask: As for the whole decoder.
+            positions: As for the whole model.
+            mask: As for the whole model.
             share: Of this batch in one that is accumulated over several steps, above 0; 1 if it is all of it.
 
         Returns:
@@ -174,7 +175,7 @@ class Pipeline:
             return found
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yields the parameters of this rank's stages, once each, by their names in the whole decoder."""
+        """Yields the parameters of this rank's stages, once each, by their names in the whole model."""
         seen: set[nn.Parameter] = set()
         for module in self.modules.values():
             for name, parameter in module.named_parameters():
@@ -259,10 +260,10 @@ class Pipeline:
 
     def _tied_weight(self) -> nn.Parameter | None:
         """Returns the matrix that another rank has too: the embedding of the first is the head of the last."""
-        if not self.config.tied or len(self._ends()) == 1 or self.rank not in self._ends():
+        if not self.is_tied or len(self._ends()) == 1 or self.rank not in self._ends():
             return None
-        own = (module.embedding for module in self.modules.values())
-        weight = next(embedding.weight for embedding in own if embedding is not None)
+        own = (module.table() for module in self.modules.values())
+        weight = next(table.weight for table in own if table is not None)
         assert isinstance(weight, nn.Parameter)
         return weight
 

@@ -22,6 +22,7 @@ from attention_residuals.parallel.pipeline import Pipeline
 from attention_residuals.parallel.plan import even_layers
 from attention_residuals.parallel.sharding import own_outputs, shard, split_matrices
 from attention_residuals.parallel.shards import Saving, begin_saving, load_parts, wait_for
+from attention_residuals.parallel.stages import DecoderStage
 from attention_residuals.train.checkpoint import position
 from attention_residuals.train.config import TrainConfig
 from attention_residuals.train.evaluation import document_mask, summed_nats, total_nats
@@ -211,7 +212,7 @@ class Staged(OnRanks):
     """Every rank runs some of the layers, on its pipeline's share of the batch.
 
     Args:
-        model: As for ``OnRanks``; a decoder.
+        model: As for ``OnRanks``; what ``cut`` takes.
         config: As for ``OnRanks``.
         device: As for ``OnRanks``.
         ranks: As for ``OnRanks``.
@@ -219,8 +220,7 @@ class Staged(OnRanks):
 
     def __init__(self, model: LanguageModel, config: TrainConfig, device: str, ranks: Ranks) -> None:
         super().__init__(model, config, device, ranks)
-        assert isinstance(model, Decoder)
-        self.tied, parallel = model.config.tied, ranks.parallel
+        parallel = ranks.parallel
         self.group = ranks.mesh["pipeline"].get_group()
         self.pipeline = Pipeline(
             model,
@@ -234,6 +234,7 @@ class Staged(OnRanks):
         )
         if parallel.num_data > 1:
             for stage in self.pipeline.modules.values():
+                assert isinstance(stage, DecoderStage)
                 own_outputs(stage)
                 shard(stage, stage.layers.values(), ranks.data_mesh, config.precision)
 
@@ -283,8 +284,9 @@ class Staged(OnRanks):
     def gradient_norm(self, parameters: list[Tensor]) -> Tensor:
         """Adds up over stages; a matrix that two of them have counts once."""
         counted = parameters
-        if self.tied and self.pipeline.rank != self.pipeline.plan.layout.rank_of(0):
-            tied = {id(stage.embedding.weight) for stage in self.pipeline.modules.values() if stage.embedding}
+        if self.pipeline.is_tied and self.pipeline.rank != self.pipeline.plan.layout.rank_of(0):
+            tables = (stage.table() for stage in self.pipeline.modules.values())
+            tied = {id(table.weight) for table in tables if table is not None}
             counted = [parameter for parameter in parameters if id(parameter) not in tied]
         total = super().gradient_norm(counted) ** 2
         dist.all_reduce(total, group=self.group)

@@ -1,6 +1,5 @@
 """A converted Transformers model behind this library's own interface."""
 
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,19 +10,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from attention_residuals.errors import ConfigError
-from attention_residuals.layers.attention import Cache, RecurrentCache, allowed_pairs
+from attention_residuals.layers.attention import Cache
 from attention_residuals.layers.residual import ResidualRule
 from attention_residuals.layers.tap import Pass, Tap
 from attention_residuals.models.converted import ConvertedConfig
 from attention_residuals.models.hf.install import depth_of, install
-from attention_residuals.models.hf.keys import Keys
-from attention_residuals.models.hf.kimi_linear import (
-    ChunkedDeltaAttention,
-    choices_told,
-    documents_of,
-    require_possible,
-    routers_of,
-)
+from attention_residuals.models.hf.kimi_linear import choices_told, require_possible, routers_of
+from attention_residuals.models.hf.passing import Passing
 from attention_residuals.models.hf.saving import NOT_KEPT, config_of, own_tensors
 from attention_residuals.models.language_model import LanguageModel, RouterShape, checked_positions
 
@@ -63,9 +56,7 @@ class ConvertedModel(LanguageModel):
         self.transformers = model
         if checkpoint_activations:
             model.activation_checkpointing_enable()
-        self._accepted = inspect.signature(model.forward).parameters.keys()
-        self._layer_types = set(getattr(model.config.get_text_config(), "layer_types", None) or ())
-        self._is_recurrent = any(isinstance(module, ChunkedDeltaAttention) for module in model.modules())
+        self._passing = Passing(model)
         self.train()
 
     @classmethod
@@ -110,21 +101,15 @@ class ConvertedModel(LanguageModel):
         """
         num_cached = 0 if cache is None else cache.num_tokens
         positions = checked_positions(self.config, tokens, positions, mask, num_cached, num_logits)
-        self._require_possible(mask, cache, tap)
+        self._require_one_run(tap)
+        given = self._passing.arguments(
+            positions, mask, self.transformers.dtype, cache=cache, num_logits=num_logits
+        )
         if tap is not None:
             tap.begin(Pass(tokens, positions, mask))
-        given = {
-            "input_ids": tokens,
-            "attention_mask": self._attention_mask(mask, tokens.shape[1], num_cached),
-            "position_ids": positions,
-            "cache": None if cache is None else Keys(cache),
-            "use_cache": cache is not None,
-            "logits_to_keep": num_logits or 0,
-        }
-        accepted = {name: value for name, value in given.items() if name in self._accepted}
         telling = choices_told(self.transformers, tap, len(tokens))
         with depth_of(self.transformers).running(residual, tap), telling:
-            logits: Tensor = self.transformers(**accepted).logits
+            logits: Tensor = self.transformers(input_ids=tokens, **given).logits
         if cache is not None:
             cache.advance(tokens.shape[1])
         return logits if num_logits is None else logits[:, -num_logits:]
@@ -142,7 +127,7 @@ class ConvertedModel(LanguageModel):
     def sublayer_kinds(self) -> dict[str, str]:
         """What each sublayer of Kimi Linear is, by writer: KDA, MLA, MLP or MoE."""
         config = self.transformers.config
-        if not self._is_recurrent:
+        if not self._passing.is_recurrent:
             return {}
         words = {"linear_attention": "KDA", "full_attention": "MLA", "dense": "MLP", "sparse": "MoE"}
         return {
@@ -186,37 +171,7 @@ class ConvertedModel(LanguageModel):
         self.transformers.tie_weights()
         return loaded
 
-    def _attention_mask(self, mask: Tensor | None, num_tokens: int, num_cached: int) -> Any:
-        if mask is None:
-            return None
-        if mask.ndim == 2 and not self._is_recurrent:
-            return mask.long()
-        allowed = allowed_pairs(mask, num_tokens, num_cached, mask.device)
-        assert allowed is not None
-        dtype = self.transformers.dtype
-        added = torch.zeros(allowed.shape, dtype=dtype, device=mask.device).masked_fill(
-            ~allowed, torch.finfo(dtype).min
-        )
-        if not self._is_recurrent:
-            return added
-        return {"full_attention": added, "linear_attention": documents_of(mask, num_tokens)}
-
-    def _require_possible(self, mask: Tensor | None, cache: Cache | None, tap: Tap | None) -> None:
-        recurrent = {"linear_attention"} if self._is_recurrent else set()
-        held = recurrent if isinstance(cache, RecurrentCache) else set()
-        if cache is not None and self._layer_types - {"full_attention", "sliding_attention"} - held:
-            raise ConfigError(
-                got=f"a {type(cache).__name__} for layers of {', '.join(sorted(self._layer_types))}",
-                expected="attention layers, or Kimi Linear and a KVCache",
-                do="use a KVCache, or model.transformers.generate, whose cache holds any state",
-            )
-        bound = self._layer_types - {"full_attention"} - recurrent or {"position_ids"} - self._accepted
-        if mask is not None and mask.ndim == 3 and bound:
-            raise ConfigError(
-                got=f"a mask of pairs for a {type(self.transformers).__name__}",
-                expected="a model all of whose layers see the whole text, at positions that it is told",
-                do="train and evaluate with cross_documents=True, or mask whole tokens",
-            )
+    def _require_one_run(self, tap: Tap | None) -> None:
         if tap is not None and self.checkpoint_activations and torch.is_grad_enabled():
             raise ConfigError(
                 got="a tap on a pass whose activations are computed twice",

@@ -122,7 +122,7 @@ class BalancedRouter(KimiLinearTopkRouter):
         """Returns logits, weights and numbers of the chosen experts, a row for each token."""
         with torch.autocast(hidden_states.device.type, enabled=False):
             logits, weights, chosen = super().forward(hidden_states)  # type: ignore[no-untyped-call]
-        if torch.is_grad_enabled() and self.weight.requires_grad:
+        if torch.is_grad_enabled() and self.weight.requires_grad and not _is_recomputed():
             counts = torch.bincount(chosen.flatten(), minlength=self.num_experts)
             self.counts = counts if self.counts is None else self.counts + counts
         return logits, weights, chosen
@@ -133,6 +133,11 @@ class BalancedRouter(KimiLinearTopkRouter):
             counts = self.counts.to(self.e_score_correction_bias.dtype)
             self.e_score_correction_bias.add_(BALANCE_RATE * (counts.mean() - counts).sign())
             self.counts = None
+
+
+def _is_recomputed() -> bool:
+    """Tells whether backward asks for this pass, as of a checkpointed layer: what it chooses is counted already."""
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
 _OWN: dict[type, type] = {
