@@ -11,7 +11,15 @@ from data.interpreter import FACT, SENTENCES, read, read_list
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attention_residuals.data import Corpus, ReasoningGym, StepDocuments, StepItems, prepare, step_tokenizer
+from attention_residuals.data import (
+    Corpus,
+    Lesson,
+    ReasoningGym,
+    StepDocuments,
+    StepItems,
+    prepare,
+    step_tokenizer,
+)
 from attention_residuals.data.synthetic import FAMILIES, REMARKS, word_tokenizer
 from attention_residuals.data.synthetic.documents import NUM_FACTS
 from attention_residuals.data.synthetic.draws import Draws
@@ -22,6 +30,7 @@ from attention_residuals.data.synthetic.lists import (
     LISTED,
     NUM_ASKED,
     NUM_PARTS,
+    PAIRED,
     PART,
 )
 from attention_residuals.data.synthetic.problems import KINDS, SPLITS, check_options, draw_problem, split_of
@@ -42,12 +51,15 @@ def wrong(stories):
     return np.array([story.verdict == "conflict" for _, _, story in stories])
 
 
+STORIES = (Lesson(),)
+
+
 def scored_words(document):
     return [document.text[first:end] for first, end in document.scored]
 
 
 def test_another_reader_agrees_with_every_answer_verdict_and_recap():
-    source = StepDocuments(num_documents=1200, seed=1, list_share=0.0, echo_share=0.0)
+    source = StepDocuments(num_documents=1200, seed=1, course=STORIES)
     verdicts = Counter(
         read(document.name.split("/")[0], document.text).verdict for document in source.documents()
     )
@@ -56,12 +68,12 @@ def test_another_reader_agrees_with_every_answer_verdict_and_recap():
 
 def test_the_share_of_inconsistent_texts_is_what_was_asked_for(wrong):
     assert wrong.mean() == pytest.approx(0.5, abs=0.02)
-    none = StepDocuments(num_documents=200, inconsistent_share=0.0, list_share=0.0, echo_share=0.0)
+    none = StepDocuments(num_documents=200, inconsistent_share=0.0, course=STORIES)
     assert not any(" conflict " in document.text for document in none.documents())
 
 
 def test_lists_state_different_values_and_ask_for_some_of_them_or_grade_them():
-    source = StepDocuments(num_documents=600, list_share=0.5, echo_share=0.0, inconsistent_share=0.5)
+    source = StepDocuments(num_documents=600, course=(Lesson(lists=0.5),), inconsistent_share=0.5)
     lists = [one for one in source.documents() if " check " not in one.text]
     assert len(lists) / 600 == pytest.approx(0.5, abs=0.07)
     sizes, bare, verdicts = Counter(), 0, []
@@ -89,7 +101,7 @@ GRAMMAR = {word for family in FAMILIES.values() for template in family.templates
 
 
 def test_echoes_say_parts_of_a_row_again_and_score_all_but_the_first_word_of_each():
-    source = StepDocuments(num_documents=300, list_share=0.0, echo_share=0.5)
+    source = StepDocuments(num_documents=300, course=(Lesson(echoes=0.5),))
     echoes = [one for one in source.documents() if " check " not in one.text]
     assert len(echoes) / 300 == pytest.approx(0.5, abs=0.1)
     begins = Counter()
@@ -106,36 +118,82 @@ def test_echoes_say_parts_of_a_row_again_and_score_all_but_the_first_word_of_eac
     assert set(begins) >= set(range(ECHOED[0]))
 
 
-def test_a_course_begins_with_echoes_and_pairs_and_goes_on_with_lists():
-    source = StepDocuments(num_documents=700, num_pairs=200, num_lists=200)
+def only(kind, number=200, **options):
+    """Texts of one kind."""
+    source = StepDocuments(num_documents=number, course=(Lesson(**{kind: 1.0}),), **options)
+    return list(source.documents())
+
+
+def test_matches_say_of_words_in_twos_whether_they_are_the_same():
+    verdicts = Counter()
+    for one in only("matches", inconsistent_share=0.5):
+        for sentence in one.text.removesuffix(" .").split(" . "):
+            first, second, verdict = sentence.split()
+            assert verdict == ("fine" if first == second else "conflict")
+            verdicts[verdict] += 1
+        assert scored_words(one) == [word for word in one.text.split() if word in VERDICTS]
+    assert verdicts["conflict"] / verdicts.total() == pytest.approx(0.5, abs=0.05)
+
+
+def test_pairs_are_said_again_as_they_were():
+    for one in only("pairs"):
+        known, determined = read_list(one.name.split("/")[0], one.text)
+        assert all(len(sentence.split()) == 2 for sentence in one.text.removesuffix(" .").split(" . "))
+        assert scored_words(one) == determined
+        assert (len(determined), set(determined) <= set(known.values())) == (NUM_ASKED, True)
+
+
+def test_half_of_the_wrong_values_of_graded_pairs_were_not_said_before():
+    sizes, new = Counter(), []
+    for one in only("graded_pairs", number=400, inconsistent_share=0.5):
+        known, determined = read_list(one.name.split("/")[0], one.text)
+        assert scored_words(one) == determined
+        sizes[len(known)] += 1
+        wrong = re.findall(r"(\w+) (\w+) conflict", one.text)
+        assert all(known[name] != value for name, value in wrong)
+        new += [value not in known.values() for _, value in wrong if len(known) > 2]
+    assert sorted(sizes) == list(range(PAIRED[0], PAIRED[1] + 1))
+    assert np.mean(new) == pytest.approx(0.5, abs=0.08)
+
+
+def test_a_course_goes_from_lesson_to_lesson_and_the_last_goes_on():
+    lessons = (
+        Lesson(num_documents=150, pairs=0.5, echoes=0.5),
+        Lesson(num_documents=50, lists=1.0),
+        Lesson(lists=0.4),
+    )
+    source = StepDocuments(num_documents=600, course=lessons)
     texts = [document.text for document in source.documents()]
     kinds = ["story" if " check " in text else "echo" if is_echo(text) else "list" for text in texts]
-    for first, last, echoes in ((0, 200, 0.5), (200, 400, 1 / 3), (400, 700, 0.1)):
-        assert kinds[first:last].count("echo") / (last - first) == pytest.approx(echoes, abs=0.1)
-    pairs = [text for text, kind in zip(texts[:200], kinds, strict=False) if kind == "list"]
-    assert all(
-        len(sentence.split()) == 2 for text in pairs for sentence in text.removesuffix(" .").split(" . ")
-    )
-    assert kinds.index("story") >= 400
-    assert kinds[400:].count("story") / 300 == pytest.approx(0.6, abs=0.1)
-    whole = StepDocuments(num_documents=700)
-    assert texts[400:] == [document.text for document in whole.documents()][400:]
+    assert kinds[:150].count("echo") / 150 == pytest.approx(0.5, abs=0.1)
+    assert set(kinds[150:200]) == {"list"}
+    assert kinds[200:].count("story") / 400 == pytest.approx(0.6, abs=0.08)
+    assert [source.lesson(index) for index in (0, 149, 150, 199, 200, 10**6)] == [
+        lesson for lesson in lessons for _ in range(2)
+    ]
+    assert texts[200:] == [document.text for document in StepDocuments(num_documents=600).documents()][200:]
 
 
-@pytest.mark.parametrize("name", ["num_pairs", "num_lists"])
-def test_a_course_of_less_than_nothing_is_refused(name):
-    with pytest.raises(ConfigError, match=f"{name}=-1"):
-        StepDocuments(num_documents=1, **{name: -1})
+@pytest.mark.parametrize(
+    ("shares", "said"),
+    [
+        ({"lists": -0.1}, "shares"),
+        ({"lists": 0.6, "echoes": 0.5}, "shares"),
+        ({"num_documents": 0}, "num_documents=0"),
+    ],
+)
+def test_a_lesson_of_impossible_shares_or_no_texts_is_refused(shares, said):
+    with pytest.raises(ConfigError, match=said):
+        Lesson(**shares)
 
 
-@pytest.mark.parametrize(("lists", "echoes"), [(-0.1, 0.2), (0.2, -0.1), (0.6, 0.5)])
-def test_shares_that_are_no_shares_of_all_texts_are_refused(lists, echoes):
-    with pytest.raises(ConfigError, match=rf"list_share={lists}, echo_share={echoes}"):
-        StepDocuments(num_documents=1, list_share=lists, echo_share=echoes)
+def test_a_course_without_lessons_is_refused():
+    with pytest.raises(ConfigError, match="course"):
+        StepDocuments(num_documents=1, course=())
 
 
 def test_what_is_scored_are_claims_remarks_answer_verdicts_true_values_and_facts():
-    source = StepDocuments(num_documents=300, seed=2, list_share=0.0, echo_share=0.0, inconsistent_share=0.5)
+    source = StepDocuments(num_documents=300, seed=2, course=STORIES, inconsistent_share=0.5)
     for index, one in enumerate(source.documents()):
         _, _, story = source.story(index)
         names = [name for name in ("first claim", "plant", "remark") if name in story.places]
@@ -151,9 +209,7 @@ def test_what_is_scored_are_claims_remarks_answer_verdicts_true_values_and_facts
 
 
 def test_moves_are_no_longer_than_asked_and_all_up_to_that_occur():
-    source = StepDocuments(
-        num_documents=300, families=("arithmetic",), max_move=2, list_share=0.0, echo_share=0.0
-    )
+    source = StepDocuments(num_documents=300, families=("arithmetic",), max_move=2, course=STORIES)
     facts = [
         sentence
         for one in source.documents()
@@ -169,9 +225,7 @@ def test_moves_are_no_longer_than_asked_and_all_up_to_that_occur():
 def test_wrong_values_in_recaps_come_as_often_as_wrong_claims(wrong):
     graded = Counter(
         word
-        for one in StepDocuments(
-            num_documents=600, inconsistent_share=0.5, list_share=0.0, echo_share=0.0
-        ).documents()
+        for one in StepDocuments(num_documents=600, inconsistent_share=0.5, course=STORIES).documents()
         for word in one.text.split(" check ")[1].split()[1:]
         if word in VERDICTS
     )

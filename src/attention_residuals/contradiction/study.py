@@ -8,7 +8,14 @@ from itertools import product
 from typing import Any
 
 from attention_residuals.configs import decode
-from attention_residuals.data.synthetic import FAMILIES, Item, StepDocuments, StepItems, step_tokenizer
+from attention_residuals.data.synthetic import (
+    FAMILIES,
+    Item,
+    Lesson,
+    StepDocuments,
+    StepItems,
+    step_tokenizer,
+)
 from attention_residuals.data.synthetic.problems import Split
 from attention_residuals.errors import ConfigError, is_count
 from attention_residuals.layers.residual import AttnRes, ResidualConfig, StandardResidual
@@ -62,9 +69,13 @@ class Study:
     train: TrainConfig = field(default_factory=lambda: _recipe())
     documents: StepDocuments = field(
         default_factory=lambda: StepDocuments(
-            num_documents=130_000,
-            num_pairs=36_000,
-            num_lists=20_000,
+            num_documents=155_000,
+            course=(
+                Lesson(num_documents=36_000, echoes=0.5, pairs=0.5),
+                Lesson(num_documents=20_000, echoes=1 / 3, lists=2 / 3),
+                Lesson(num_documents=44_000, matches=0.2, graded_pairs=0.5, lists=0.15),
+                Lesson(graded_pairs=0.1, lists=0.35),
+            ),
             inconsistent_share=0.5,
             max_steps=3,
             num_values=12,
@@ -188,7 +199,12 @@ def study_of(data: Mapping[str, Any]) -> Study:
     return study
 
 
-STUDY_CONFIGS: dict[str, type] = {**TRAIN_CONFIGS, "Study": Study, "StepDocuments": StepDocuments}
+STUDY_CONFIGS: dict[str, type] = {
+    **TRAIN_CONFIGS,
+    "Study": Study,
+    "StepDocuments": StepDocuments,
+    "Lesson": Lesson,
+}
 """The types that a study's JSON may hold."""
 
 
@@ -212,7 +228,7 @@ def _recipe() -> TrainConfig:
         model=model,
         optimizer=Muon(learning_rate=3e-3),
         schedule=Cosine(warmup_steps=100),
-        num_steps=4000,
+        num_steps=4900,
         batch_size=8,
         sequence_length=256,
         shuffled_within=1000,

@@ -18,6 +18,7 @@ from attention_residuals.data.synthetic.binding import (
 from attention_residuals.data.synthetic.documents import StepDocuments
 from attention_residuals.data.synthetic.families import FAMILIES
 from attention_residuals.data.synthetic.items import Item, StepItems, step_tokenizer
+from attention_residuals.data.synthetic.lessons import Lesson
 from attention_residuals.data.synthetic.problems import KINDS
 from attention_residuals.data.synthetic.reasoning import ReasoningGym
 from attention_residuals.data.synthetic.stories import CLAIM_PLACES
@@ -33,6 +34,7 @@ __all__ = [
     "BindingItem",
     "BindingItems",
     "Item",
+    "Lesson",
     "ReasoningGym",
     "StepDocuments",
     "StepItems",

@@ -25,12 +25,24 @@ values that are stated of other things are the right or the wrong one.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
 from typing import ClassVar
 
 from attention_residuals.data.sources import Document
 from attention_residuals.data.synthetic.draws import Draws
 from attention_residuals.data.synthetic.families import FAMILIES
-from attention_residuals.data.synthetic.lists import Told, echo, graded, listing, pairs, recalled
+from attention_residuals.data.synthetic.lessons import Lesson
+from attention_residuals.data.synthetic.lists import (
+    Told,
+    echo,
+    graded,
+    graded_pairs,
+    listing,
+    matches,
+    pairs,
+    recalled,
+)
 from attention_residuals.data.synthetic.problems import Kind, check_options, draw_problem
 from attention_residuals.data.synthetic.stories import Story, tell
 from attention_residuals.data.synthetic.templates import Template
@@ -63,10 +75,8 @@ class StepDocuments:
         max_steps: Most statements before a claim, >= 2; there are at least 2.
         num_values: Values that a claim may take, >= 2; items should use the same.
         max_move: Largest move of one step, >= 1; items should use the same.
-        list_share: Share of texts that only list things with a value each and ask for them, 0 to 1.
-        echo_share: Share of texts that only say words again, 0 to 1; at most 1 together with lists.
-        num_pairs: So many texts at the beginning are echoes and pairs alone, half of each, >= 0.
-        num_lists: So many after those are echoes and lists alone, one to two, >= 0.
+        course: What the texts are, in a row; by default 2 in 5 are lists and the others stories, from the first on.
+            A trainer with ``shuffled_within`` visits them about in that order.
         seed: >= 0.
 
     Raises:
@@ -92,10 +102,7 @@ class StepDocuments:
     max_steps: int = 4
     num_values: int = 8
     max_move: int = 9
-    list_share: float = 0.3
-    echo_share: float = 0.1
-    num_pairs: int = 0
-    num_lists: int = 0
+    course: tuple[Lesson, ...] = (Lesson(lists=0.4),)
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -107,15 +114,9 @@ class StepDocuments:
             raise ConfigError(
                 got=f"inconsistent_share={self.inconsistent_share}", expected="0 to 1", do="pass 0.25"
             )
-        for name in ("num_pairs", "num_lists"):
-            value = getattr(self, name)
-            if type(value) is not int or value < 0:
-                raise ConfigError(got=f"{name}={value!r}", expected="0 or more", do=f"pass {name}=0")
-        if min(self.list_share, self.echo_share) < 0 or self.list_share + self.echo_share > 1:
+        if not self.course or not all(isinstance(lesson, Lesson) for lesson in self.course):
             raise ConfigError(
-                got=f"list_share={self.list_share}, echo_share={self.echo_share}",
-                expected="shares of all texts, each 0 or more, together 1 at most",
-                do="pass list_share=0.3, echo_share=0.1",
+                got=f"course={self.course!r}", expected="one lesson or more", do="pass (Lesson(lists=0.4),)"
             )
         if not self.families:
             raise ConfigError(got="families=()", expected="one or more", do="leave it out to have all four")
@@ -181,23 +182,31 @@ class StepDocuments:
         return family, template, story
 
     def _without_story(self, index: int) -> Document | None:
-        """Tells an echo, pairs or a list, where this text is one: in the order in which they are best learnt."""
+        """Tells a text of another kind than a story, where this is one."""
         draws = Draws(("list", self.seed, index))
-        kind = draws.share("kind")
+        kind = self.lesson(index).kind(draws.share("kind"))
+        if kind is None:
+            return None
         family = draws.one_of(self.families, "family")
         template = draws.one_of(FAMILIES[family].trained, "template")
-        lists, echoes = self.list_share, self.echo_share
-        if index < self.num_pairs + self.num_lists:
-            lists, echoes = (0.5, 0.5) if index < self.num_pairs else (2 / 3, 1 / 3)
-        if kind >= lists + echoes:
-            return None
-        if kind >= lists:
-            told = echo(draws, family, template)
-        elif index < self.num_pairs:
-            told = pairs(draws, family, template)
-        else:
-            told = listing(draws, family, template, self.inconsistent_share)
-        return _document(family, template, list(told))
+        wrong_share = self.inconsistent_share
+        told = {
+            "echoes": partial(echo, draws, family, template),
+            "matches": partial(matches, draws, family, template, wrong_share),
+            "pairs": partial(pairs, draws, family, template),
+            "graded_pairs": partial(graded_pairs, draws, family, template, wrong_share),
+            "lists": partial(listing, draws, family, template, wrong_share),
+        }[kind]
+        return _document(family, template, list(told()))
+
+    def lesson(self, index: int) -> Lesson:
+        """Gives the lesson that a text belongs to.
+
+        Args:
+            index: >= 0.
+        """
+        ends = accumulate(lesson.num_documents for lesson in self.course)
+        return next((own for end, own in zip(ends, self.course, strict=True) if index < end), self.course[-1])
 
     def _facts(self, draws: Draws, template: Template) -> Iterator[Told]:
         """Tells some moves of the template's values, in its directions, among all values that its texts state."""

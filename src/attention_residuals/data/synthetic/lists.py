@@ -5,7 +5,8 @@ follows from the row, so that the circuit that finds an earlier place and copies
 few hundred steps. A **list** states a value of each thing, in a template's sentence or as the bare pair, and then
 says values again: the same circuit, across the words of a sentence. Half of the lists say right values, and half
 grade what they say: to compare is learnt where nothing else has to be. Things are asked for with replacement, so
-that to leave out what was said already does not help.
+that to leave out what was said already does not help. **Matches** are words in twos with a verdict on whether
+they are the same.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,11 +23,14 @@ __all__ = [
     "LISTED",
     "NUM_ASKED",
     "NUM_PARTS",
+    "PAIRED",
     "PART",
     "Told",
     "echo",
     "graded",
+    "graded_pairs",
     "listing",
+    "matches",
     "pairs",
     "recalled",
 ]
@@ -42,6 +46,12 @@ NUM_PARTS, PART = 4, (2, 4)
 
 LISTED = (2, 6)
 """Least and most things of a list."""
+
+PAIRED = (1, 4)
+"""The same of pairs that are graded: comparing begins with one."""
+
+PAIR = "{name} {plant}"
+"""A thing and its value without a sentence."""
 
 NUM_ASKED = 8
 """How often a list asks for the value of one of its things."""
@@ -65,18 +75,38 @@ def echo(draws: Draws, family: str, template: Template) -> Iterator[Told]:
         yield (".", False)
 
 
+def matches(draws: Draws, family: str, template: Template, wrong_share: float) -> Iterator[Told]:
+    """Says things and values in twos, and of each two whether they are the same."""
+    words = (*template.values.words, *FAMILIES[family].things)
+    for place in range(NUM_ASKED):
+        one, other = draws.some_of(words, 2, "words", place)
+        is_wrong = draws.share("wrong", place) < wrong_share
+        yield from ((word, False) for word in (one, other if is_wrong else one))
+        yield from ((VERDICTS[is_wrong], True), (".", False))
+
+
 def pairs(draws: Draws, family: str, template: Template) -> Iterator[Told]:
     """Says things with a value each, no value twice, and some of these pairs again."""
-    truths, _ = _truths(draws, family, template)
+    truths, _ = _truths(draws, family, template, LISTED)
     yield from ((word, False) for name, value in truths for word in (name, value, "."))
-    yield from recalled("{name} {plant}", _asked(draws, truths))
+    yield from recalled(PAIR, _asked(draws, truths))
+
+
+def graded_pairs(draws: Draws, family: str, template: Template, wrong_share: float) -> Iterator[Told]:
+    """Says things with a value each, and grades pairs of them; half of the wrong values were not said before."""
+    truths, _ = _truths(draws, family, template, PAIRED)
+    unstated = sorted(set(template.values.words) - {value for _, value in truths})
+    yield from ((word, False) for name, value in truths for word in (name, value, "."))
+    yield from graded(draws, PAIR, _asked(draws, truths), wrong_share, unstated)
 
 
 def listing(draws: Draws, family: str, template: Template, wrong_share: float) -> Iterator[Told]:
     """States a value of each of some things, no value twice, and asks for values, or grades them."""
-    truths, extras = _truths(draws, family, template)
+    truths, extras = _truths(draws, family, template, LISTED)
     is_bare = draws.share("bare") < BARE_SHARE
-    stated, again = ("{name} {value}", "{name} {plant}") if is_bare else (template.statement, template.again)
+    stated, again = (
+        (PAIR.replace("plant", "value"), PAIR) if is_bare else (template.statement, template.again)
+    )
     for (name, value), extra in zip(truths, extras, strict=True):
         sentence = stated.format(name=name, value=value, extra=extra)
         yield from ((word, False) for word in (*sentence.split(), "."))
@@ -101,7 +131,11 @@ def recalled(sentence: str, truths: Sequence[tuple[str, str]]) -> Iterator[Told]
 
 
 def graded(
-    draws: Draws, sentence: str, truths: Sequence[tuple[str, str]], wrong_share: float
+    draws: Draws,
+    sentence: str,
+    truths: Sequence[tuple[str, str]],
+    wrong_share: float,
+    unstated: Sequence[str] = (),
 ) -> Iterator[Told]:
     """Says values of things with a verdict each; after ``conflict`` stands the true one.
 
@@ -110,9 +144,12 @@ def graded(
         sentence: With {name} and {plant}, the value.
         truths: Things with their values, in the order in which they are said.
         wrong_share: Share of values that are another thing's, where another has another one.
+        unstated: Values of nothing; where there are some, half of the wrong values are of them.
     """
     for place, (name, value) in enumerate(truths):
-        others = sorted({other for _, other in truths} - {value})
+        others: Sequence[str] = sorted({other for _, other in truths} - {value})
+        if unstated and (not others or draws.share("unstated", place) < 0.5):
+            others = unstated
         is_wrong = bool(others) and draws.share("wrong", place) < wrong_share
         said = draws.one_of(others, "other", place) if is_wrong else value
         yield from ((word, False) for word in sentence.format(name=name, plant=said).split())
@@ -121,11 +158,11 @@ def graded(
 
 
 def _truths(
-    draws: Draws, family: str, template: Template
+    draws: Draws, family: str, template: Template, bounds: tuple[int, int]
 ) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]]:
     """Gives things with a value each, and as many values of other attributes."""
     words, things = template.values.words, FAMILIES[family].things
-    number = min(_between(draws, LISTED, "number"), len(words), len(things))
+    number = min(_between(draws, bounds, "number"), len(words), len(things))
     named = zip(draws.some_of(things, number, "things"), draws.some_of(words, number, "values"), strict=True)
     return tuple(named), draws.some_of(words, number, "extras")
 
