@@ -7,13 +7,14 @@ the claim with what was stated, in every text. The **recap** says the true value
 any order: looking a value up by its thing is what all else is built on, and the steps of a text hardly teach
 it. The **graded recap** says a value of every thing with a verdict on it, and after ``conflict`` the true one:
 comparing is the other half. The **facts** move values without any thing, as in ``9 plus 2 is 11``; a claim
-needs that besides. Items end before the verdict. Other texts tell no story: **lists** and **echoes**, from
-which looking things up is learnt soonest (``lists.py``).
+needs that besides. Items end before the verdict. Other texts tell no story (``lists.py``); a course of lessons
+says how many, and when.
 
-Only some words count in the loss: claimed values, remarks, answers, verdicts, values of recaps, true values
-after a wrong one, results of facts. All others are drawn at random, or always follow, and to predict those
-teaches nothing that is asked here: with all words scored, a small model takes many times as long to prefer
-values that stand in the text. So the models predict nothing of use at other words.
+Only some words count in the loss: claimed values, remarks, answers, verdicts, values that are said again, true
+values after a wrong one, results of facts, parts of echoes but for their first words. All others are drawn at
+random, or always follow, and to predict those teaches nothing that is asked here: with all words scored, a small
+model takes many times as long to prefer values that stand in the text. So the models predict nothing of use at
+other words.
 
 The verdict comes after the answer, and the answer follows from the statements, so the two texts of a pair
 hold the same tokens from the claim to the end, the answer included.
@@ -69,7 +70,7 @@ class StepDocuments:
 
     Args:
         num_documents: How many, >= 1.
-        inconsistent_share: Share of stories with a wrong claim, and of wrong values in recaps, 0 to 1. 0 gives
+        inconsistent_share: Share of stories with a wrong claim, and of wrong values that are graded, 0 to 1. 0 gives
             models that never saw one.
         families: Which families; default all.
         max_steps: Most statements before a claim, >= 2; there are at least 2.

@@ -11,8 +11,8 @@ __all__ = ["Lesson"]
 class Lesson:
     """Some texts in a row and what shares of them are; the others are stories.
 
-    Small models learn to look a value up, and later to compare it with what is said, from texts that ask for that
-    alone. With everything mixed from the start they are at chance after ten times as many tokens.
+    Small models learn to look a value up, and later to compare it with what is said, soonest from texts that ask
+    for that alone; the README of the contradiction study has the pilots.
 
     Args:
         num_documents: How many texts, >= 1; the last lesson of a course goes on to its end.

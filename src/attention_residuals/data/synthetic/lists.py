@@ -1,9 +1,9 @@
-"""Training texts without a story, from which looking things up is learnt before any story teaches it.
+"""Training texts without a story, from which looking up and comparing are learnt before a story asks for both.
 
 An **echo** says words, and then parts of that row again, from anywhere in it: each word of a part but the first
-follows from the row, so that the circuit that finds an earlier place and copies what followed it forms within a
-few hundred steps. A **list** states a value of each thing, in a template's sentence or as the bare pair, and then
-says values again: the same circuit, across the words of a sentence. Half of the lists say right values, and half
+follows from the row. **Pairs** are things with a value each, and some of them again, with or without a verdict.
+A **list** states a value of each thing, in a template's sentence or as the bare pair, and then
+says values again: the same lookup, across the words of a sentence. Half of the lists say right values, and half
 grade what they say: to compare is learnt where nothing else has to be. Things are asked for with replacement, so
 that to leave out what was said already does not help. **Matches** are words in twos with a verdict on whether
 they are the same.
@@ -104,11 +104,9 @@ def listing(draws: Draws, family: str, template: Template, wrong_share: float) -
     """States a value of each of some things, no value twice, and asks for values, or grades them."""
     truths, extras = _truths(draws, family, template, LISTED)
     is_bare = draws.share("bare") < BARE_SHARE
-    stated, again = (
-        (PAIR.replace("plant", "value"), PAIR) if is_bare else (template.statement, template.again)
-    )
+    stated, again = (PAIR, PAIR) if is_bare else (template.statement, template.again)
     for (name, value), extra in zip(truths, extras, strict=True):
-        sentence = stated.format(name=name, value=value, extra=extra)
+        sentence = stated.format(name=name, value=value, plant=value, extra=extra)
         yield from ((word, False) for word in (*sentence.split(), "."))
     if draws.share("graded") < GRADED_SHARE:
         yield from graded(draws, again, _asked(draws, truths), wrong_share)
