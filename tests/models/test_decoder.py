@@ -288,11 +288,36 @@ def test_a_cache_counts_towards_the_longest_sequence():
         ({"head_width": 7}, "head_width=7"),
         ({"norm_eps": -1e-6}, "norm_eps"),
         ({"rope_base": 0.0}, "rope_base"),
+        ({"init_std": 0.0}, "init_std=0.0"),
+        ({"common_std": -0.1}, "common_std=-0.1"),
     ],
 )
 def test_impossible_shapes_are_refused(change, message):
     with pytest.raises(ConfigError, match=message):
         replace(CONFIG, **change)
+
+
+def test_weights_start_as_large_as_was_asked_and_writers_smaller():
+    torch.manual_seed(0)
+    model = Decoder(replace(CONFIG, width=64, vocab_size=500, init_std=0.125))
+    writer = 0.125 / (2 * CONFIG.num_layers) ** 0.5
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 2 and not name.startswith("residual."):
+            expected = writer if name.endswith(("output.weight", "down.weight")) else 0.125
+            assert parameter.std().item() == pytest.approx(expected, rel=0.1), name
+    assert model.embedding.weight.mean(0).abs().max() < 0.03
+
+
+def test_rows_of_the_embedding_share_a_vector_and_nothing_else_changes():
+    models = []
+    for common_std in (0.0, 0.5):
+        torch.manual_seed(0)
+        models.append(Decoder(replace(CONFIG, common_std=common_std)))
+    alone, shared = (dict(model.named_parameters()) for model in models)
+    added = shared["embedding.weight"] - alone["embedding.weight"]
+    assert_close(added, added[:1].expand_as(added))
+    assert added.std().item() == pytest.approx(0.5, rel=0.4)
+    assert all(torch.equal(alone[name], shared[name]) for name in alone if name != "embedding.weight")
 
 
 def test_one_dial_scales_the_model():

@@ -98,6 +98,23 @@ def test_the_model_that_a_run_begins_with_is_drawn_from_its_seed_and_from_nothin
     assert not torch.equal(other.embedding.weight, initial.embedding.weight)
 
 
+@pytest.mark.parametrize("within", [None, 0, 3])
+def test_a_run_visits_the_corpus_in_the_order_that_its_config_asks_for(corpus, tmp_path, within):
+    config = train_config(shuffled_within=within)
+    batches = Trainer(config, corpus, tmp_path, "cpu").batches
+    own = Batches(
+        corpus.train,
+        sequence_length=config.sequence_length,
+        batch_size=config.batch_size,
+        seed=config.seed,
+        shuffled_within=within,
+    )
+    assert all(torch.equal(batches.at(step).tokens_BT, own.at(step).tokens_BT) for step in range(5))
+    begins = torch.cat([batches.at(step).tokens_BT[:, 0] for step in range(2)])
+    in_order = torch.from_numpy(corpus.train[:: config.sequence_length].astype(int))[: len(begins)]
+    assert torch.equal(begins, in_order) == (within == 0)
+
+
 def test_targets_that_stand_for_no_byte_have_no_bits_per_byte(corpus, tmp_path):
     trainer = Trainer(train_config(), corpus, tmp_path, "cpu")
     trainer.bytes_per_token = np.zeros_like(trainer.bytes_per_token)

@@ -76,6 +76,7 @@ def test_a_config_comes_back_from_json_as_it_was(config):
         ({"sequence_length": 0}, "sequence_length=0"),
         ({"seed": -1}, "seed=-1"),
         ({"seed": 2**63}, "at most 2**63 - 1"),
+        ({"shuffled_within": -1}, "shuffled_within=-1"),
         ({"micro_batch_size": 3}, "use one of [1, 2, 4]"),
         ({"micro_batch_size": 0}, "micro_batch_size=0"),
         ({"micro_batch_size": -2}, "micro_batch_size=-2"),
