@@ -7,6 +7,7 @@ import torch
 from tiny_run import NUM_STEPS, SAVING, model_config, train_config
 
 from attention_residuals.data import Batches
+from attention_residuals.errors import DataError
 from attention_residuals.layers.residual import AttnRes, StandardResidual
 from attention_residuals.models import Decoder
 from attention_residuals.train import AdamW, Cosine, Saving, evaluate, load_checkpoint_model, load_run
@@ -113,6 +114,15 @@ def test_a_run_visits_the_corpus_in_the_order_that_its_config_asks_for(corpus, t
     begins = torch.cat([batches.at(step).tokens_BT[:, 0] for step in range(2)])
     in_order = torch.from_numpy(corpus.train[:: config.sequence_length].astype(int))[: len(begins)]
     assert torch.equal(begins, in_order) == (within == 0)
+
+
+def test_texts_in_an_order_to_learn_in_are_not_begun_again(corpus, tmp_path):
+    tokens = train_config().sequence_length * train_config().batch_size
+    most = (len(corpus.train) - 1) // tokens
+    Trainer(train_config(shuffled_within=8, num_steps=most), corpus, tmp_path, "cpu")
+    with pytest.raises(DataError, match=rf"one pass at most.*\n.*train for {most} steps"):
+        Trainer(train_config(shuffled_within=8, num_steps=most + 1), corpus, tmp_path, "cpu")
+    Trainer(train_config(num_steps=most + 1), corpus, tmp_path, "cpu")
 
 
 def test_targets_that_stand_for_no_byte_have_no_bits_per_byte(corpus, tmp_path):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from attention_residuals.data import Batches, Corpus, bits_per_byte
-from attention_residuals.errors import NonFiniteError
+from attention_residuals.errors import DataError, NonFiniteError
 from attention_residuals.models import LanguageModel, build
 from attention_residuals.models.weights import load_weights
 from attention_residuals.train.checkpoint import last_saved
@@ -34,6 +34,17 @@ class Step(NamedTuple):
     grad_norm: float
     """Of all gradients together, before clipping."""
     seconds: float
+
+
+def _check_one_pass(config: TrainConfig, num_windows: int) -> None:
+    """Refuses to go back to the first texts of a course at the end of it: what was learnt since is soon lost."""
+    visited = config.num_steps * config.batch_size
+    if config.shuffled_within is not None and visited > num_windows:
+        raise DataError(
+            got=f"{visited} sequences from a corpus of {num_windows} with shuffled_within={config.shuffled_within}",
+            expected="one pass at most, since the order of the corpus is one to learn in",
+            do=f"prepare more text, or train for {num_windows // config.batch_size} steps",
+        )
 
 
 def initial_model(config: TrainConfig) -> LanguageModel:
@@ -66,7 +77,7 @@ class Trainer:
         executes: Who computes the passes: this process alone by default.
 
     Raises:
-        DataError: There are too few tokens for one sequence.
+        DataError: There are too few tokens for one sequence, or for one pass in an order to learn in.
     """
 
     def __init__(
@@ -90,6 +101,7 @@ class Trainer:
             scored=corpus.train_scored,
             shuffled_within=config.shuffled_within,
         )
+        _check_one_pass(config, self.batches.num_windows)
         model = initial_model(config)
         if start is not None:
             load_weights(model.float(), start)
