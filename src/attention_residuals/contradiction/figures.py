@@ -8,7 +8,7 @@ import torch
 from matplotlib.figure import Figure
 
 from attention_residuals.contradiction.behaviour import LEAST_SHARE
-from attention_residuals.contradiction.causal import DIRECTIONS
+from attention_residuals.contradiction.causal import DIRECTIONS, METRICS
 from attention_residuals.contradiction.claims import Claim, primary_of
 from attention_residuals.plots import interval_plot, layer_profile, marked_map
 from attention_residuals.stats import Interval, Routing
@@ -240,7 +240,7 @@ def _restoration(result: Result, routed: Result) -> Drawn | None:
     """Draws what has a share; none where no difference between the texts is sure."""
     panels: dict[str, dict[str, dict[str, Interval]]] = {}
     for direction in DIRECTIONS:
-        for metric in ("answer", "verdict"):
+        for metric in METRICS:
             rows: dict[str, dict[str, Interval]] = {}
             for patch in ("weights", "values", "both", "random"):
                 for seed, one in routed.items():

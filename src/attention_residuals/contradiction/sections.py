@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from attention_residuals.contradiction.causal import DIRECTIONS
+from attention_residuals.contradiction.causal import DIRECTIONS, METRICS
 from attention_residuals.contradiction.claims import Claim
 from attention_residuals.contradiction.effects import PRIMARY
 from attention_residuals.page import ReportFigure, Section
@@ -147,7 +147,7 @@ def _causes(routed: Result) -> Section:
         for direction in DIRECTIONS:
             for patch in ("weights", "values", "both"):
                 found = one["causes"][direction][patch]
-                for metric in ("answer", "verdict"):
+                for metric in METRICS:
                     share = found[metric]["share"]["estimate"]
                     rows.append(
                         (

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from attention_residuals.contradiction.causal import DIRECTIONS
+from attention_residuals.contradiction.causal import DIRECTIONS, METRICS
 from attention_residuals.contradiction.claims import Claim
 from attention_residuals.contradiction.study import ITEM_SETS
 from attention_residuals.data.synthetic import StepItems
@@ -160,7 +160,7 @@ def _restoration(routed: Result) -> Iterator[tuple[Any, ...]]:
         for direction in DIRECTIONS:
             patches = one["causes"][direction]
             for patch, found in patches.items():
-                for metric in ("answer", "verdict"):
+                for metric in METRICS:
                     own = found[metric]
                     is_random = patch == "random"
                     yield (
