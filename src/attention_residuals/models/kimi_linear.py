@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from attention_residuals.errors import ConfigError, nearest
-from attention_residuals.layers.residual import AttnRes, ResidualConfig
+from attention_residuals.layers.residual import AttnRes, MultiHead, ResidualConfig
 from attention_residuals.models.converted import ConvertedConfig, read_scales
 
 __all__ = ["KIMI_LINEAR_SHAPES", "KimiLinearShape", "kimi_linear"]
@@ -141,7 +141,9 @@ def kimi_linear(
     fields = _fields(shape, vocab_size)
     residual = residual or AttnRes(sublayers_per_block=shape.sublayers_per_block)
     layers = [f"model.layers.{number}" for number in range(shape.num_layers)]
-    scales = read_scales(residual.build(num_layers=shape.num_layers, width=1))
+    # A share does not depend on the width, so the narrowest one that the rule takes will do.
+    narrowest = residual.num_heads if isinstance(residual, MultiHead) else 1
+    scales = read_scales(residual.build(num_layers=shape.num_layers, width=narrowest))
     return ConvertedConfig(
         transformers=json.dumps(fields, sort_keys=True),
         vocab_size=vocab_size,
