@@ -12,6 +12,7 @@ from attention_residuals.stats import Interval, needed_seeds, seed_interval
 __all__ = [
     "WANTED",
     "Difference",
+    "at_end",
     "by_seed",
     "difference",
     "final_loss",
@@ -49,6 +50,11 @@ class Difference(NamedTuple):
 def final_loss(outcome: Outcome) -> float:
     """Returns the validation loss at the end, nats a token."""
     return outcome.value("validation loss")
+
+
+def at_end(outcome: Outcome, quantity: str) -> dict[int, float]:
+    """Returns a quantity as it is after the last step, by its place."""
+    return outcome.series(quantity, step=max(outcome.series("validation loss")))
 
 
 def by_seed(

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from attention_residuals.experiments.cell import Cell, Text
 from attention_residuals.experiments.comparing import (
+    at_end,
     by_seed,
     gaps,
     gaps_header,
@@ -175,5 +176,5 @@ def _curve(runs: list[Outcome]) -> list[tuple[float, float]]:
 
 
 def _profile(runs: list[Outcome], quantity: str) -> list[float]:
-    last = [run.series(quantity, step=max(run.series("validation loss"))) for run in runs]
+    last = [at_end(run, quantity) for run in runs]
     return [mean(one[layer] for one in last) for layer in sorted(last[0])]

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from attention_residuals.experiments.comparing import (
     WANTED,
+    at_end,
     by_seed,
     difference,
     mean_of,
@@ -149,16 +150,10 @@ class KimiLinear(TrainingDynamics):
     def _means(self, table: Table, arm: str, quantity: str) -> tuple[dict[int, float], dict[int, float]]:
         """Returns the mean over sites before training and at its end, by seed."""
 
-        def first(outcome: Outcome) -> float:
-            return mean(_first(outcome, quantity).values())
+        def read(series: Callable[[Outcome, str], Mapping[int, float]]) -> dict[int, float]:
+            return by_seed(table, "main", arm, quantity=lambda one: mean(series(one, quantity).values()))
 
-        def last(outcome: Outcome) -> float:
-            return mean(_last(outcome, quantity).values())
-
-        return (
-            by_seed(table, "main", arm, quantity=first),
-            by_seed(table, "main", arm, quantity=last),
-        )
+        return read(_at_start), read(at_end)
 
 
 def beyond_own_mlp(name: str, kind: str) -> Callable[[Outcome], float]:
@@ -183,16 +178,12 @@ def beyond_own_mlp(name: str, kind: str) -> Callable[[Outcome], float]:
 
 
 def _learned(outcome: Outcome, quantity: str) -> dict[int, float]:
-    equal, found = _first(outcome, quantity), _last(outcome, quantity)
+    equal, found = _at_start(outcome, quantity), at_end(outcome, quantity)
     return {layer: found[layer] - equal[layer] for layer in found}
 
 
-def _first(outcome: Outcome, quantity: str) -> Mapping[int, float]:
+def _at_start(outcome: Outcome, quantity: str) -> Mapping[int, float]:
     return outcome.series(quantity, step=0)
-
-
-def _last(outcome: Outcome, quantity: str) -> Mapping[int, float]:
-    return outcome.series(quantity, step=max(outcome.series("validation loss")))
 
 
 def _interval(numbers: Mapping[int, float]) -> Interval:
