@@ -212,6 +212,19 @@ def test_the_ablation_sweeps_first_and_then_takes_the_standard_models_best_rate(
     assert len(full) == len(study.foreseen(sizes_of(study)))
 
 
+def test_a_single_rate_is_not_swept_and_no_report_says_that_it_was():
+    study = STUDIES["ablation"].at("paper")
+    cells = study.cells({"text": 1000}, table([]))
+    assert cells == study.foreseen({"text": 1000})
+    assert {(one.stage, one.train.optimizer.learning_rate) for one in cells} == {("main", 2.2e-3)}
+    assert len(cells) == len(study.arms())
+    report = study.report(table([outcome(one, 3.0) for one in cells]))
+    assert any("have the rate of the recipe, not swept, 0.0022" in line for line in report.lines)
+    assert not any(grid.title.startswith("Sweep") for grid in report.grids)
+    assert "rates" not in report.figures
+    assert row_of(report, "Loss by residual rule", "full")["less standard [95 %]"] == "+0.0000 (1 seed)"
+
+
 def test_an_arm_that_likes_another_rate_is_trained_with_that_too():
     study = LAPTOP["ablation"]
     sweep = study.cells(sizes_of(study), table([]))

@@ -69,11 +69,11 @@ class Ablation(Experiment):
 
     The sweep tries every rate for the standard, a Block and the Full model. The main runs of all arms have the rate
     that is best for the standard model, as the paper's had; where another one is better for Block or Full, these are
-    trained with that, too.
+    trained with that, too. A single rate is what all runs have, without a sweep.
 
     Args:
         recipe: Of all runs, but for rule, seed and learning rate.
-        rates: Peaks of the learning rate that the sweep tries, 1 or more.
+        rates: Peaks of the learning rate that the sweep tries; one is not swept.
         seeds: Of standard, Full, Block, mHC and DenseFormer.
         other_seeds: Those of ``seeds`` that all other arms have, which are exploratory.
     """
@@ -158,6 +158,8 @@ class Ablation(Experiment):
 
     def best_rate(self, table: Table, arm: str) -> float | None:
         """Returns the rate at which an arm of the sweep ends with the lowest loss; None where none has ended well."""
+        if len(self.rates) == 1:
+            return self.rates[0]
         losses = {rate: by_seed(table, "sweep", arm, _setting(rate)).get(SWEEP_SEED) for rate in self.rates}
         known = {rate: loss for rate, loss in losses.items() if loss is not None}
         return min(known, key=lambda rate: known[rate]) if known else None
@@ -165,19 +167,20 @@ class Ablation(Experiment):
     def report(self, table: Table) -> Report:
         """Compares every arm with the standard model."""
         rate = self.best_rate(table, "standard")
-        grids = [self._sweep_grid(table)]
-        figures = {}
+        is_swept = len(self.rates) > 1
+        grids, figures = [self._sweep_grid(table)] if is_swept else [], {}
         lines = [f"Question: {self.question}", f"Scale: {self.scale}; recipe: {self.recipe}."]
         if rate is not None:
             grids.append(self._main_grid(table, _setting(rate)))
             losses = {arm: by_seed(table, "main", arm, _setting(rate)) for arm in self.arms()}
             base = losses.pop("standard")
             found = {arm: difference(own, base) for arm, own in losses.items()}
+            chosen = "that is best for the standard model" if is_swept else "of the recipe, not swept"
             lines.append(
-                f"All main runs have the rate that is best for the standard model, {rate:g}. Differences are paired by "
-                f"seed, with Student's intervals of 95 %, each by itself: of {len(found)}, {0.05 * len(found):.2g} are "
-                "expected to miss. Arms after the first five are exploratory. The paper's numbers are single runs of "
-                "another size and text."
+                f"All main runs have the rate {chosen}, {rate:g}. Differences are paired by seed, with Student's "
+                f"intervals of 95 %, each by itself: of {len(found)}, {0.05 * len(found):.2g} are expected to miss. "
+                "Arms after the first five are exploratory. The paper's numbers are single runs of another size and "
+                "text."
             )
             shown = {arm: _beside_paper(arm, one.interval) for arm, one in found.items() if one.interval}
             if shown:
@@ -200,8 +203,9 @@ class Ablation(Experiment):
         return Report("Ablation of residual rules", tuple(lines), (*grids, *unfinished(table)), figures)
 
     def _sweep(self, vocab_sizes: Mapping[str, int]) -> tuple[Cell, ...]:
+        rates = self.rates if len(self.rates) > 1 else ()  # of one there is nothing to choose
         return tuple(
-            self._cell("sweep", arm, rate, SWEEP_SEED, vocab_sizes) for rate in self.rates for arm in SWEPT
+            self._cell("sweep", arm, rate, SWEEP_SEED, vocab_sizes) for rate in rates for arm in SWEPT
         )
 
     def _main(self, vocab_sizes: Mapping[str, int], rate: float) -> tuple[Cell, ...]:
