@@ -117,6 +117,14 @@ def test_a_run_that_was_killed_once_goes_on_and_one_killed_twice_at_a_step_is_to
     assert sum("goes on" in note for note in notes) == 2
 
 
+def test_what_a_run_leaves_half_written_when_it_is_killed_is_reported_by_whoever_cuts_it_off(go):
+    ended, table, _, notes = go({"standard 0": "killed in its write"}, cells=CELLS[:1])
+    assert ended.is_finished
+    assert (len(table.outcomes), table.torn) == (1, None)
+    (told,) = [note for note in notes if note.startswith("cut off: ")]
+    assert "main,blo" in told
+
+
 def test_an_error_that_says_nothing_of_the_model_is_no_outcome_and_is_tried_again(go):
     ended, table, _, _ = go({"block 1": "crashes"})
     assert not ended.is_finished

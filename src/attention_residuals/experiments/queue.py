@@ -169,7 +169,9 @@ class _Queue:
             return
         status = f"killed by signal {number} twice after step {step}, as a system does that is out of memory"
         digest = digest_of(cell, self.corpora[cell.text])
-        self.results.append(Outcome(key=cell.key, config=digest, status=status))
+        torn = self.results.append(Outcome(key=cell.key, config=digest, status=status))
+        if torn is not None:
+            self.note(f"cut off: {torn}")
         self.redo.discard(cell.key)
         self.note(f"{status}: {cell.key}")
 
