@@ -12,7 +12,7 @@ from attention_residuals.models.hf.converted_model import ConvertedModel
 from attention_residuals.models.hf.passing import Passing
 from attention_residuals.models.hf.saving import own_tensors
 from attention_residuals.models.hf.stream import Depth, Stream, opened_by
-from attention_residuals.parallel.stages import Stage
+from attention_residuals.parallel.stages import Stage, shallow
 
 __all__ = ["ConvertedStage", "is_tied", "require_cuttable"]
 
@@ -53,7 +53,7 @@ class ConvertedStage(Stage):
         super().__init__(model, first, end, is_tied=is_tied(model))
         whole, config = model.transformers, model.config
         self._passing, self._decoder = Passing(whole), config.decoder
-        self.transformers = _shallow(whole)
+        self.transformers = shallow(whole)
         self.transformers._modules["attention_residuals"] = self.residual
         self._depth = _Handed(self.transformers)
         place = config.first_layer.rpartition(".")[0]
@@ -133,17 +133,10 @@ def _name_of(model: nn.Module, wanted: nn.Module) -> str:
     return found
 
 
-def _shallow(module: nn.Module) -> Any:
-    """Copies a module that goes on to hold the same ones, and may be given others."""
-    own = copy.copy(module)
-    own._modules = dict(module._modules)
-    return own
-
-
 def _put(model: nn.Module, name: str, module: nn.Module) -> None:
     """Puts a module in the place of another, in a copy of whatever holds it."""
     *way, last = name.split(".")
     for step in way:
-        holder = _shallow(model.get_submodule(step))
+        holder = shallow(model.get_submodule(step))
         model._modules[step] = model = holder
     model._modules[last] = module

@@ -124,16 +124,15 @@ def estimate(
     plans = {transport: plan(layout, transport) for transport in ("naive", "paper", "cached")}
     piece = num_tokens * config.width * itemsize
     stages, ours = cut(model, layers), plans["cached"]
-    ends = [sum(layers[: number + 1]) for number in range(len(layers))]
     work = [
         num_tokens
         * activation_bytes(
             config,
-            range(first, end),
+            stage.numbers,
             itemsize=itemsize,
             checkpoint_activations=checkpoint_activations,
         )
-        for first, end in zip([0, *ends], ends, strict=False)
+        for stage in stages
     ]
     # Of logits: the logits, and their softmax in float32 for the loss.
     work[-1] += num_tokens * config.vocab_size * (itemsize + 4)

@@ -125,7 +125,7 @@ class ExchangeStage(PipelineStage):
             device,
             # Static shapes: PyTorch's own inference would run the module outside of any microbatch.
             input_args=(piece,) * len(self.plan.receives) if stage else (tokens,),
-            output_args=(piece,) * len(self.plan.sends) if not module.is_last else (logits,),
+            output_args=(logits,) if module.is_last else (piece,) * len(self.plan.sends),
             group=group,
         )
 

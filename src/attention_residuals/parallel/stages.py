@@ -3,7 +3,7 @@
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Bool, Int
@@ -28,7 +28,9 @@ from attention_residuals.models import Decoder, LanguageModel, Layer
 from attention_residuals.models.language_model import checked_positions
 from attention_residuals.parallel.plan import Placement, StageLayout
 
-__all__ = ["DecoderStage", "Stage", "cut", "dtype_of_pieces", "layout_of"]
+__all__ = ["DecoderStage", "Stage", "cut", "dtype_of_pieces", "layout_of", "shallow"]
+
+M = TypeVar("M", bound=nn.Module)
 
 
 class Stage(nn.Module, ABC):
@@ -49,7 +51,8 @@ class Stage(nn.Module, ABC):
         self.config = model.config
         self.is_first, self.is_last = first == 0, end == model.config.num_layers
         self.is_tied = is_tied
-        self.num_written = 2 * first
+        self.numbers = range(first, end)
+        """Of its layers, in the model."""
         sites = [Site(layer, kind) for layer in range(first, end) for kind in ("attention", "mlp")]
         self.residual = _rule_of_sites(model.residual, [*sites, *([OUTPUT] if self.is_last else [])])
 
@@ -102,7 +105,7 @@ class Stage(nn.Module, ABC):
         if isinstance(self.residual, StandardRule):
             return StandardState(*pieces)
         assert isinstance(self.residual, SourceRule)
-        finished = 1 + self.num_written // self.residual.config.sublayers_per_block
+        finished = 1 + 2 * self.numbers.start // self.residual.config.sublayers_per_block
         return SourceState(tuple(read_often(piece, None) for piece in pieces[:finished]), pieces[finished:])
 
 
@@ -262,10 +265,28 @@ def _block_size(rule: ResidualRule[Any]) -> int | None:
     )
 
 
+def shallow(module: M) -> M:
+    """Copies a module that goes on to hold the same ones, and may be given others.
+
+    Example:
+        >>> whole = nn.Sequential(nn.Linear(2, 2))
+        >>> own = shallow(whole)
+        >>> own[0] is whole[0]
+        True
+        >>> own[0] = nn.Identity()
+        >>> whole
+        Sequential(
+          (0): Linear(in_features=2, out_features=2, bias=True)
+        )
+    """
+    own = copy.copy(module)
+    own._modules = dict(module._modules)
+    return own
+
+
 def _rule_of_sites(rule: ResidualRule[Any], sites: Sequence[Site]) -> ResidualRule[Any]:
     """Copies a rule with the readers of some sites only; the readers themselves are shared."""
-    own = copy.copy(rule)
-    own._modules = dict(rule._modules)
+    own = shallow(rule)
     if isinstance(rule, SourceRule):
         names = [reader_name(site, part) for site in sites for part in rule.parts(site)]
         own.readers = nn.ModuleDict({name: rule.readers[name] for name in names})
