@@ -140,7 +140,7 @@ class Pipeline:
                     return self.loss(logits, expected) * scale
 
             self._runner._loss_fn = loss
-            tied = self._tied_weight()
+            tied = self.tied_weight()
             before = None if tied is None else tied.grad
             if tied is not None:
                 tied.grad = None
@@ -182,6 +182,15 @@ class Pipeline:
                 if parameter not in seen:
                     seen.add(parameter)
                     yield name, parameter
+
+    def tied_weight(self) -> nn.Parameter | None:
+        """Returns the matrix that another rank has too: the embedding of the first is the head of the last."""
+        if not self.is_tied or len(self._ends()) == 1 or self.rank not in self._ends():
+            return None
+        own = (module.table() for module in self.modules.values())
+        weight = next(table.weight for table in own if table is not None)
+        assert isinstance(weight, nn.Parameter)
+        return weight
 
     def _given(
         self,
@@ -257,15 +266,6 @@ class Pipeline:
             scale_grads=False,  # of a tied weight, which two stages may share, it would be done twice
         )
         self._made_for = (batch, length, with_backward)
-
-    def _tied_weight(self) -> nn.Parameter | None:
-        """Returns the matrix that another rank has too: the embedding of the first is the head of the last."""
-        if not self.is_tied or len(self._ends()) == 1 or self.rank not in self._ends():
-            return None
-        own = (module.table() for module in self.modules.values())
-        weight = next(table.weight for table in own if table is not None)
-        assert isinstance(weight, nn.Parameter)
-        return weight
 
     def _ends(self) -> set[int]:
         """Returns the ranks of the first and the last stage."""

@@ -283,11 +283,9 @@ class Staged(OnRanks):
 
     def gradient_norm(self, parameters: list[Tensor]) -> Tensor:
         """Adds up over stages; a matrix that two of them have counts once."""
-        counted = parameters
-        if self.pipeline.is_tied and self.pipeline.rank != self.pipeline.plan.layout.rank_of(0):
-            tables = (stage.table() for stage in self.pipeline.modules.values())
-            tied = {id(table.weight) for table in tables if table is not None}
-            counted = [parameter for parameter in parameters if id(parameter) not in tied]
+        is_first = self.pipeline.rank == self.pipeline.plan.layout.rank_of(0)
+        twin = None if is_first else self.pipeline.tied_weight()
+        counted = [parameter for parameter in parameters if parameter is not twin]
         total = super().gradient_norm(counted) ** 2
         dist.all_reduce(total, group=self.group)
         return total.sqrt()
