@@ -42,6 +42,7 @@ def check(task, ranks):
         assert rank["furthest"] <= 1e-5
         assert rank["weights"] <= 5e-6
         assert rank["biases"] == rank["expected biases"]
+        assert rank["sent"] == rank["planned"]
     (logits,) = (rank["logits"] for rank in ranks if rank["logits"] is not None)
     assert logits <= 1e-6
     moved = [bias for rank in ranks for bias in rank["biases"].values()]
@@ -67,7 +68,7 @@ def corpus(tmp_path_factory):
     return make_corpus(tmp_path_factory.mktemp("data"))
 
 
-def stages(corpus, folder, until, **config):
+def stages(corpus, folder, until):
     parallel = {"pipeline": 2, "stages_per_rank": 2, "schedule": "Interleaved1F1B", "microbatches": 2}
     return {
         "work": "run",
@@ -76,7 +77,6 @@ def stages(corpus, folder, until, **config):
         "corpus": str(corpus.folder),
         "run folder": str(folder),
         "until": until,
-        "config": config,
     }
 
 

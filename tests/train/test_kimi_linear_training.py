@@ -1,10 +1,8 @@
 """Kimi Linear trains: documents apart, experts balanced, resumed with the same bits, each parameter by its kind."""
 
-import json
-from dataclasses import replace
-
 import pytest
 import torch
+from models.hf.kimi_linear_models import smallest
 from run_checks import Killed, stop_after
 from tiny_run import SAVING, train_config
 
@@ -17,35 +15,9 @@ from attention_residuals.train import AdamW, Muon, load_checkpoint_model, load_r
 from attention_residuals.train.muon import StackedMuon
 from attention_residuals.train.optimizer import Optimizer
 
-SMALL = {
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "linear_num_heads": 2,
-    "linear_head_dim": 8,
-    "kv_lora_rank": 8,
-    "qk_nope_head_dim": 8,
-    "qk_rope_head_dim": 4,
-    "v_head_dim": 8,
-    "intermediate_size": 24,
-    "moe_intermediate_size": 8,
-    "num_local_experts": 4,
-    "layer_types": ["linear_attention", "full_attention"],
-    "mlp_layer_types": ["dense", "sparse"],
-}
-
 
 def small():
-    config = presets.kimi_linear("kimi-linear-tiny", vocab_size=300, residual=AttnRes())
-    return replace(
-        config,
-        transformers=json.dumps({**config.original, **SMALL}),
-        width=16,
-        residual=AttnRes(sublayers_per_block=2),
-        norms=(*config.norms[:4], config.norms[-1]),
-        eps=config.eps[:5],
-    )
+    return smallest(2, AttnRes(sublayers_per_block=2), 300)
 
 
 def run(corpus, folder, monitor=None, **changes):
