@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import re
 import weakref
 
 import pytest
@@ -16,7 +17,7 @@ from attention_residuals.models.costs import costs
 from attention_residuals.models.hf.conversion import convert
 from attention_residuals.models.hf.converted_model import ConvertedModel
 from attention_residuals.models.language_model import LanguageModel
-from attention_residuals.parallel.activations import activation_bytes
+from attention_residuals.parallel.activations import activation_bytes, activation_formula
 from attention_residuals.parallel.config import Parallel
 from attention_residuals.parallel.estimate import estimate, operations
 from attention_residuals.parallel.pipeline import mean_loss
@@ -182,6 +183,23 @@ def test_kept_activations_are_about_what_the_formula_says():
             stage(*state)
         predicted = tokens.numel() * activation_bytes(config, [number], itemsize=4)
         assert 0.85 <= sum(storage.nbytes() for storage in kept.values()) / predicted <= 1.25, number
+
+
+def test_the_formula_in_words_is_the_one_that_is_counted():
+    config = presets.kimi_linear("kimi-linear-48b")
+    lines = " ".join(activation_formula(config))
+    numbers = {name: int(value) for name, value in re.findall(r"\b([A-Z]) (\d+)(?=[, ;]|$)", lines)}
+
+    def worth(term):
+        return eval(re.sub(r"(?<=[\w)]) (?=[\w(])", " * ", term), numbers)
+
+    terms = (r"KDA: (.+?), and in float32 (.+?), C ", r"MLA: (.+?), Q ", r"MLP: (.+?), F ", r"MoE: (.+?), E ")
+    found = [worth(term) for pattern in terms for term in re.search(pattern, lines).groups()]
+    kda, in_float32, mla, mlp, moe = found
+    ends = worth("4 D")
+    for layer, kept in {0: kda + mlp, 1: kda + moe, 3: mla + moe}.items():
+        expected = 2 * (ends + kept) + 4 * (in_float32 if layer < 3 else 0)
+        assert activation_bytes(config, [layer], itemsize=2) == expected
 
 
 def test_a_model_whose_activations_nobody_has_counted_is_refused():

@@ -11,7 +11,10 @@ from torch.nn import functional as F
 from attention_residuals.errors import ConfigError, ShapeError, is_count
 from attention_residuals.ops.depth_read import compute_dtype
 
-__all__ = ["Recalled", "chunked_delta_rule", "delta_rule"]
+__all__ = ["CHUNK", "Recalled", "chunked_delta_rule", "delta_rule"]
+
+CHUNK = 32
+"""Tokens that the rule takes at once."""
 
 FORGOTTEN = -1e4
 """A decay below which nothing is left in any dtype, and which a chunk can add up without infinity."""
@@ -81,7 +84,7 @@ def chunked_delta_rule(
     rate: Float[Tensor, "B T H"],
     *,
     memory: Float[Tensor, "B H K V"] | None = None,
-    chunk: int = 32,
+    chunk: int = CHUNK,
 ) -> Recalled:
     """Computes what ``delta_rule`` does, with matrix products over chunks of tokens.
 

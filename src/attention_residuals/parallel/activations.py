@@ -7,11 +7,9 @@ from attention_residuals.errors import ConfigError
 from attention_residuals.models import DecoderConfig
 from attention_residuals.models.kimi_linear import FULL
 from attention_residuals.models.language_model import ModelConfig
+from attention_residuals.ops.delta import CHUNK
 
 __all__ = ["activation_bytes", "activation_formula"]
-
-_CHUNK = 32
-"""Tokens of a chunk of the delta rule, which keeps the memories between two."""
 
 
 def activation_bytes(
@@ -43,7 +41,11 @@ def activation_bytes(
         >>> of_layer  # KDA and MLP, KDA and MoE, MLA and MoE
         [752128, 825856, 210048]
     """
-    kept = [_inside(config, layer) for layer in layers]
+    if isinstance(config, DecoderConfig):
+        kept = [(_inside_decoder(config), 0)] * len(layers)
+    else:
+        shape = _kimi_shape(config)
+        kept = [_inside_kimi(shape, layer) for layer in layers]
     one = [itemsize * (4 * config.width + count) + 4 * in_float32 for count, in_float32 in kept]
     return len(one) * 2 * config.width * itemsize + max(one) if checkpoint_activations else sum(one)
 
@@ -66,8 +68,9 @@ def activation_formula(config: ModelConfig) -> list[str]:
     channels = shape.linear_num_heads * shape.linear_head_dim
     return [
         f"4 D and what its sublayers keep, D {config.width}",
-        f"KDA: 9 C + 2 K, and in float32 27 C + C K / 16 + 96 H, C {channels}, K {shape.linear_head_dim}, "
-        f"H {shape.linear_num_heads}, by this library's delta rule (FLA's kernels keep less)",
+        f"KDA: 9 C + 2 K, and in float32 27 C + C K / {CHUNK // 2} + {3 * CHUNK} H, C {channels}, "
+        f"K {shape.linear_head_dim}, H {shape.linear_num_heads}, by this library's delta rule (FLA's kernels "
+        "keep less)",
         f"MLA: 2 Q + 2 U + 3 R + P, Q {_queries(shape)}, U {_values(shape)}, R {shape.kv_lora_rank}, "
         f"P {shape.qk_rope_head_dim}, without the matrix of scores",
         f"MLP: 4 F, F {shape.intermediate_size}; MoE: 4 (A + N) E + 2 A D, E "
@@ -76,22 +79,25 @@ def activation_formula(config: ModelConfig) -> list[str]:
     ]
 
 
-def _inside(config: ModelConfig, layer: int) -> tuple[int, int]:
-    """Counts what attention and MLP of a layer keep beside their inputs, and what of KDA is always float32."""
-    if isinstance(config, DecoderConfig):
-        heads, keys = config.num_heads * config.head_width, config.num_kv_heads * config.head_width
-        return 3 * heads + 2 * keys + 4 * config.mlp_width, 0
-    shape = _kimi_shape(config)
+def _inside_decoder(config: DecoderConfig) -> int:
+    """Counts what attention and MLP of a layer keep beside their inputs."""
+    heads, keys = config.num_heads * config.head_width, config.num_kv_heads * config.head_width
+    return 3 * heads + 2 * keys + 4 * config.mlp_width
+
+
+def _inside_kimi(shape: Any, layer: int) -> tuple[int, int]:
+    """Counts the same of a layer of Kimi Linear, and apart from it what of KDA is always float32."""
     if shape.mlp_layer_types[layer] == "dense":
         mlp = 4 * shape.intermediate_size
     else:
         chosen, shared = shape.num_experts_per_tok, shape.n_shared_experts
-        mlp = 4 * (chosen + shared) * shape.moe_intermediate_size + 2 * chosen * config.width
+        mlp = 4 * (chosen + shared) * shape.moe_intermediate_size + 2 * chosen * shape.hidden_size
     if shape.layer_types[layer] == FULL:
         latent = 3 * shape.kv_lora_rank + shape.qk_rope_head_dim
         return 2 * _queries(shape) + 2 * _values(shape) + latent + mlp, 0
     width, heads = shape.linear_head_dim, shape.linear_num_heads
-    memories, pairs = 2 * heads * width * width // _CHUNK, 3 * _CHUNK * heads
+    # The memories between chunks, and numbers for each pair of tokens of a chunk.
+    memories, pairs = 2 * heads * width * width // CHUNK, 3 * CHUNK * heads
     return 9 * heads * width + 2 * width + mlp, 27 * heads * width + memories + pairs
 
 
