@@ -17,7 +17,7 @@ from attention_residuals.models.converted import ConvertedConfig
 from attention_residuals.models.kimi_linear import FULL, LINEAR
 from attention_residuals.ops.traffic import counting
 
-__all__ = ["Costs", "costs"]
+__all__ = ["Costs", "costs", "read_operations"]
 
 
 class Costs(NamedTuple):
@@ -87,7 +87,7 @@ def costs(config: ConvertedConfig, *, context: int | float = 0) -> Costs:
         embeddings=tables,
         residual=residual,
         operations=2 * (matrices - resting - tables // 2) + _attention(shape, context),
-        reads=_reads(model.residual),
+        reads=read_operations(model.residual),
         cache=2 * shape.layer_types.count(FULL) * (shape.kv_lora_rank + shape.qk_rope_head_dim),
         state=shape.layer_types.count(LINEAR) * _state(shape),
         vectors=one,
@@ -109,7 +109,14 @@ def _state(shape: Any) -> int:
     return int(4 * channels * shape.linear_head_dim + 2 * 3 * channels * shape.linear_conv_kernel_dim)
 
 
-def _reads(rule: ResidualRule[Any]) -> int:
+def read_operations(rule: ResidualRule[Any]) -> int:
+    """Counts the operations of a rule's depth reads for one token, as ``Costs.reads`` does.
+
+    Example:
+        >>> from attention_residuals.layers.residual import AttnRes
+        >>> read_operations(AttnRes().build(num_layers=2, width=8)) == 6 * 8 * (1 + 2 + 3 + 4 + 5)
+        True
+    """
     if not isinstance(rule, SourceRule):
         return 0
     return 6 * rule.width * sum(rule.num_sources(site) * len(rule.parts(site)) for site in rule.sites())

@@ -8,7 +8,7 @@ from attention_residuals.errors import ConfigError, is_count
 from attention_residuals.layers.residual import ResidualRule, SourceRule
 from attention_residuals.models import build
 from attention_residuals.models.converted import ConvertedConfig
-from attention_residuals.models.costs import costs
+from attention_residuals.models.costs import costs, read_operations
 from attention_residuals.models.language_model import LanguageModel, ModelConfig
 from attention_residuals.parallel.activations import activation_bytes
 from attention_residuals.parallel.plan import Plan, even_layers, plan
@@ -223,20 +223,19 @@ def operations(config: ModelConfig) -> Operations:
     else:
         matrices = sum(p.numel() for p in model.get_submodule("layers").parameters() if p.ndim == 2)
         work = 2 * (matrices + config.vocab_size * config.width)
-    return Operations(work, *_added(model.residual))
+    return Operations(work, read_operations(model.residual), _moved(model.residual))
 
 
-def _added(rule: ResidualRule[Any]) -> tuple[int, float]:
-    """Counts the operations of a rule's reads, and the vectors that its reads and writes move."""
+def _moved(rule: ResidualRule[Any]) -> float:
+    """Counts the vectors that a rule's reads and writes move, for one sublayer."""
     if not isinstance(rule, SourceRule):
-        return 0, 3.0
-    sites = rule.sites()
+        return 3.0
+    *sites, _ = rule.sites()
     counts = [rule.num_sources(site) * len(rule.parts(site)) for site in sites]
     size = rule.config.sublayers_per_block
     # A write adds to the open block, 2 read and 1 written, or starts one, and then nothing moves.
-    writes = [3 if site.sublayer % size else 0 for site in sites[:-1]]
-    moved = (sum(counts[:-1]) + sum(writes)) / len(writes)
-    return 6 * rule.width * sum(counts), round(moved, 1)
+    writes = [3 if site.sublayer % size else 0 for site in sites]
+    return round((sum(counts) + sum(writes)) / len(sites), 1)
 
 
 def _without_memory(config: ModelConfig) -> LanguageModel:
