@@ -17,7 +17,7 @@ from attention_residuals.errors import CheckpointError, NewerFormatError
 from attention_residuals.models import LanguageModel, build, load_model, save_model
 from attention_residuals.models.weights import load_config, load_state, load_tensors, read_json, sha256
 from attention_residuals.train.config import TrainConfig, first_difference
-from attention_residuals.train.metrics import Extent
+from attention_residuals.train.metrics import Extent, is_extent
 from attention_residuals.train.optimizer import Optimizer
 from attention_residuals.train.shards import SHARDED, WHOLE, is_shard, is_sharded, read_parts
 
@@ -287,20 +287,10 @@ def _verified(checkpoint: Path) -> dict[str, Any]:
     return state
 
 
-def _is_extent(value: Any) -> bool:
-    return (
-        isinstance(value, dict)
-        and value.keys() == set(Extent._fields)
-        and type(value["bytes"]) is int
-        and value["bytes"] >= 0
-        and isinstance(value["sha256"], str)
-    )
-
-
 _WHOLE: dict[str, Callable[[Any], bool]] = {
     "step": lambda value: type(value) is int,
     "sha256": lambda value: isinstance(value, dict),
     "config": lambda value: isinstance(value, dict),
-    "metrics": _is_extent,
+    "metrics": is_extent,
 }
 """What state.json holds, and how each part is told from a garbled one."""

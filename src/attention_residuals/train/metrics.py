@@ -14,7 +14,7 @@ from attention_residuals.errors import CheckpointError
 if sys.platform != "win32":
     import fcntl
 
-__all__ = ["NO_ROWS", "Extent", "Metrics", "Row", "Rows", "read_rows"]
+__all__ = ["NO_ROWS", "Extent", "Metrics", "Row", "Rows", "is_extent", "read_rows"]
 
 Row = dict[str, Any]
 
@@ -33,6 +33,22 @@ class Extent(NamedTuple):
 
 
 NO_ROWS = Extent(bytes=0, sha256=hashlib.sha256().hexdigest())
+
+
+def is_extent(value: Any) -> bool:
+    """Tells whether what JSON holds is an ``Extent`` and not a garbled one.
+
+    Example:
+        >>> is_extent(NO_ROWS._asdict()), is_extent({"bytes": -1, "sha256": ""})
+        (True, False)
+    """
+    return (
+        isinstance(value, dict)
+        and value.keys() == set(Extent._fields)
+        and type(value["bytes"]) is int
+        and value["bytes"] >= 0
+        and isinstance(value["sha256"], str)
+    )
 
 
 class Rows:
