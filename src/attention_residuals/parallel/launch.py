@@ -25,7 +25,7 @@ SECONDS_TO_REPORT = 10.0
 """How long a rank that was left waiting listens for what the others say about it."""
 
 _BEGIN_HERE = (AttentionResidualsError, torch.OutOfMemoryError, NotImplementedError)
-"""Errors that are a rank's own, though torch derives some of them from what a broken connection raises."""
+"""Errors that are a rank's own, though some derive from RuntimeError, which a broken connection raises."""
 
 T = TypeVar("T")
 
