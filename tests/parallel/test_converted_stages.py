@@ -160,7 +160,9 @@ def test_parameters_of_all_ranks_are_those_that_are_counted(name, num_ranks, sta
     assert sum(rank.num_parameters for rank in found.ranks) == costs(config).total
     assert sum(sum(rank.layers) for rank in found.ranks) == config.num_layers
     assert operations(config).model == costs(config).operations
-    assert operations(config).reads == costs(config).reads
+    assert operations(config).vectors == round(
+        costs(config).vectors, 1
+    )  # which runs the rule and counts bytes
 
 
 def test_kept_activations_are_about_what_the_formula_says():

@@ -224,7 +224,7 @@ def _overhead(found: Estimate, config: ModelConfig, options: PlanOptions) -> lis
     return [
         "attention residuals against the standard residual",
         f"    operations of a forward pass: +{counts.reads / counts.model:.2%} (6 D for each source of a read)",
-        f"    vectors that a sublayer's read and write move: {counts.vectors:g} (standard: 3)",
+        f"    vectors that reads and writes move for a sublayer: {counts.vectors:g} (standard: 3)",
         f"    sent for a microbatch: {sent} tensors (standard: {hops}), "
         f"{size_of(2 * (sent - hops) * found.piece_bytes)} more both ways",
     ]

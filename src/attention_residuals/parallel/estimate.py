@@ -198,7 +198,8 @@ class Operations(NamedTuple):
     reads: int
     """Those of all depth reads: a score, a norm and a share of the mix for each source, 6 D."""
     vectors: float
-    """Vectors of width D that a sublayer's read and write move; the standard residual moves 3."""
+    """Vectors of width D that reads and writes move for a sublayer, as ``Costs.vectors``; the standard residual
+    moves 3."""
 
 
 def operations(config: ModelConfig) -> Operations:
@@ -215,7 +216,7 @@ def operations(config: ModelConfig) -> Operations:
         >>> from attention_residuals.models import presets
         >>> found = operations(presets.paper("paper-436m", vocab_size=32_000))
         >>> round(found.reads / found.model, 4), found.vectors
-        (0.0014, 7.5)
+        (0.0014, 8.8)
     """
     model = _without_memory(config)
     if isinstance(config, ConvertedConfig):
@@ -230,12 +231,13 @@ def _moved(rule: ResidualRule[Any]) -> float:
     """Counts the vectors that a rule's reads and writes move, for one sublayer."""
     if not isinstance(rule, SourceRule):
         return 3.0
-    *sites, _ = rule.sites()
-    counts = [rule.num_sources(site) * len(rule.parts(site)) for site in sites]
+    sites = rule.sites()
+    # A read takes its sources and leaves what it has mixed of them.
+    reads = [(rule.num_sources(site) + 1) * len(rule.parts(site)) for site in sites]
     size = rule.config.sublayers_per_block
     # A write adds to the open block, 2 read and 1 written, or starts one, and then nothing moves.
-    writes = [3 if site.sublayer % size else 0 for site in sites]
-    return round((sum(counts) + sum(writes)) / len(sites), 1)
+    writes = [3 if site.sublayer % size else 0 for site in sites[:-1]]
+    return round((sum(reads) + sum(writes)) / len(writes), 1)
 
 
 def _without_memory(config: ModelConfig) -> LanguageModel:
