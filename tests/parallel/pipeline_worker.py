@@ -6,6 +6,7 @@ import signal
 import time
 from collections import Counter
 from datetime import timedelta
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
@@ -15,6 +16,7 @@ from parallel.rank_processes import fork_groups
 from torch._dynamo.utils import counters
 
 from attention_residuals.errors import AttentionResidualsError, NonFiniteError
+from attention_residuals.parallel import watch
 from attention_residuals.parallel.pipeline import Pipeline, mean_loss
 from attention_residuals.parallel.ranks import fingerprint
 from attention_residuals.parallel.schedules import most_held, orders
@@ -199,8 +201,13 @@ def one_compiled(rank, model):
 
 
 def fault(rank, group):
-    """The victim fails in its second step, in one way or another; the others must name it."""
+    """The victim fails in its second step, in one way or another; the others must name it.
+
+    A slow rank looks for what others found every 3 seconds only.
+    """
     meet(rank, group)
+    if rank == group.get("slow"):
+        watch.time = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: time.sleep(3))
     pipeline = Pipeline(model_of(3), (1, 1, 1), schedule="1F1B", num_microbatches=3)
     calls = Counter()
 

@@ -93,6 +93,8 @@ class Watch:
             ended.set()
             thread.join(BEAT_SECONDS)
             self._say()
+            if self._word.verdict and self.rank == 0 and not dist.is_torchelastic_launched():
+                self._wait_until_read()
 
     @contextmanager
     def doing(self, what: str) -> Iterator[None]:
@@ -162,6 +164,15 @@ class Watch:
         rank = max(busy, key=lambda rank: busy[rank].seconds)
         word = busy[rank]
         return f"rank {rank} did not go on in step {step}: busy for {word.seconds:.0f} s {word.doing}"
+
+    def _wait_until_read(self) -> None:
+        """Stays a while: where no torchrun keeps the store, it ends with rank 0, and the verdict with it."""
+        begin = time.monotonic()
+        with contextlib.suppress(RuntimeError):
+            while time.monotonic() - begin < PATIENCE_SECONDS and not all(
+                word.verdict and word.turn == self._word.turn for word in self._words().values()
+            ):
+                time.sleep(BEAT_SECONDS / 5)
 
     def _words(self) -> dict[int, _Word]:
         """Reads what the other ranks said last."""
