@@ -17,7 +17,8 @@ def export_command(folder: Positional[Path], out: Positional[Path]) -> int:
     """Write the model of a run's newest checkpoint as one file of weights, with its config and tokenizer.
 
     Runs on several processes keep their checkpoints in parts; every command reads those too, but a model to
-    hand on is simpler in one piece.
+    hand on is simpler in one piece. It has no corpus and no training config: attnres eval needs --text for it,
+    and --sequence-length for the windows of training.
 
     For example:
       attnres export runs/four exported

@@ -31,14 +31,16 @@ class PlanOptions:
         model: paper-194m, paper-241m, paper-296m, paper-436m, paper-528m, the same with kimi-linear- before
             the size, kimi-linear-tiny, kimi-linear-48b, or the folder or config.json of a run or of a saved
             model.
-        gpus: All of them, a multiple of pp; what is more than pp repeats the pipeline for other data.
+        gpus: All of them, a multiple of pp; what is more than pp repeats the pipeline for other data,
+            which attnres train does not do for Kimi Linear.
         pp: Ranks of one pipeline.
         vp: Stages on each rank.
         microbatches: Of each pipeline in a step.
         tokens: Of one microbatch: its sequences times their length.
         dtype: Of activations and of what is sent; parameters, gradients and AdamW are float32.
         schedule: GPipe, 1F1B, LoopedBFS, Interleaved1F1B, InterleavedZeroBubble, ZBVZeroBubble or DualPipeV;
-            by default 1F1B for one stage on each rank, Interleaved1F1B for more.
+            by default 1F1B for one stage on each rank, Interleaved1F1B for more. attnres train takes the last
+            three only where gpus is pp.
         residual: Another rule than the model's: standard, full, block:S.
         vocab_size: Of a preset, which has none of its own.
         sharded: Parameters, gradients and optimizer are spread over the repeated pipelines (FSDP2).
@@ -95,7 +97,7 @@ def plan_command(options: Annotated[PlanOptions, arg(name="")]) -> int:
     For example:
       attnres plan --model paper-436m --gpus 8 --pp 4 --vp 2
       attnres plan --model paper-436m --gpus 256 --pp 8 --vp 2 --microbatches 32 --tokens 16384 --sharded
-      attnres plan --model kimi-linear-48b --gpus 256 --pp 8 --microbatches 32 --sharded
+      attnres plan --model kimi-linear-48b --gpus 16 --pp 16 --microbatches 32 --checkpoint-activations
       attnres plan --model runs/block --gpus 2 --pp 2 --residual full
     """
     config = options.config()

@@ -60,7 +60,7 @@ def train_command(
       attnres train runs/kimi --model kimi-linear-tiny
       attnres train runs/again --config runs/block
       attnres train runs/tuned --start converted --learning-rate 1e-3 --trains residual
-      torchrun --nproc-per-node 2 --no-python attnres train runs/two --parallel.shard 2
+      torchrun --nproc-per-node 2 --no-python -- attnres train runs/two --parallel.shard 2
 
     Args:
         folder: Output folder: a new one, or that of the run to resume.
@@ -148,7 +148,8 @@ def eval_command(
     Args:
         folder: A folder written by attnres train or attnres convert, or "bundled".
         text: A UTF-8 text file to measure on; by default the whole validation split of the corpus.
-        sequence_length: Tokens per window; by default as in training, or 512.
+        sequence_length: Tokens per window; by default as in training; 512 for a model that was converted or
+            exported.
         batch_size: Sequences at once.
         device: auto is cuda where there is one.
     """

@@ -25,7 +25,8 @@ class Parallel:
         replicate: Copies of the model, each with its share of the batch (DDP, or the outer axis of FSDP2).
         shard: Ranks over which one copy's weights, gradients and optimizer are spread (FSDP2).
         pipeline: Ranks of one pipeline, each with some of the layers.
-        tensor: Ranks over which the matrices of attention and MLP are spread; divides heads and MLP width.
+        tensor: Ranks over which the matrices of attention and MLP are spread; divides heads, key/value heads
+            and MLP width.
         schedule: Of the pipeline: GPipe, 1F1B, LoopedBFS, Interleaved1F1B, ...
         stages_per_rank: Stages of the pipeline on each rank.
         microbatches: Into which a pipeline cuts what it is given at once; divides micro_batch_size.

@@ -127,7 +127,8 @@ class Saving:
         every: Steps between checkpoints, >= 1; the last step is always saved.
         keep: Checkpoints to keep, >= 1; older ones are removed once a new one is safe.
         evaluate_every: Steps between evaluations on the validation split, >= 1; the last step always is.
-        evaluate_batches: Batches of the validation split to use, from its beginning; None uses all.
+        evaluate_batches: Batches of the validation split to use, from its beginning, of as many sequences as a
+            forward pass has (micro_batch_size); None uses all.
         log_every: Steps between rows of metrics, >= 1; the last step always has one.
 
     Raises:
