@@ -53,6 +53,23 @@ def test_a_preset_is_planned_on_256_gpus(capsys):
     assert max(map(len, text[: text.index("training:")].splitlines()[3:])) <= 80
 
 
+def test_what_attnres_train_refuses_is_marked_in_a_plan(capsys):
+    words = "plan --model paper-194m --gpus 8 --pp 2 --vp 2 --microbatches 4"
+    assert main([*words.split(), "--sharded"]) == 0
+    text = capsys.readouterr().out
+    assert rows(text)["Interleaved1F1B"][2:] == ["chosen"]
+    assert rows(text)["ZBVZeroBubble"][2:] == ["refused", "by", "attnres", "train"]
+    assert "attnres train refuses ZBVZeroBubble together with shard or replicate" in text
+    assert main(words.replace("--gpus 8", "--gpus 2").split()) == 0  # one pipeline alone
+    assert "refuse" not in capsys.readouterr().out
+    assert (
+        main(["plan", "--model", "kimi-linear-tiny", "--gpus", "4", "--pp", "2", "--microbatches", "4"]) == 0
+    )
+    text = capsys.readouterr().out
+    assert rows(text)["1F1B"][2:] == ["chosen,", "refused", "by", "attnres", "train"]
+    assert "attnres train refuses replicate, shard or tensor for a model of Transformers" in text
+
+
 def test_kimi_linear_is_planned_with_every_parameter_counted(capsys):
     words = "--model kimi-linear-48b --gpus 64 --pp 8 --vp 3 --microbatches 16"
     assert main(["plan", *words.split()]) == 0

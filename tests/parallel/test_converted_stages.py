@@ -5,6 +5,7 @@ import gc
 import re
 import weakref
 
+import jaxtyping
 import pytest
 import torch
 from models.hf.small_models import PRE_NORM, TOKENS, made, trained
@@ -103,6 +104,13 @@ def test_a_stage_holds_no_layer_of_another(place):
 def test_a_model_with_parameters_beside_its_layers_is_refused(name, beside):
     with pytest.raises(ConfigError, match=beside):
         cut(converted(name), (2, 2))
+
+
+def test_what_convert_returns_has_to_be_wrapped(monkeypatch):
+    bare = converted("llama").transformers
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # users have no checked hints
+    with pytest.raises(ConfigError, match=r"ConvertedModel\(convert\(model, ...\)\)"):
+        cut(bare, (2, 2))
 
 
 def test_a_model_of_another_kind_is_refused():

@@ -258,6 +258,14 @@ def test_compiled_stages_are_refused_where_backward_is_split(name, one_rank):
             pipeline.step(*batch_of(2))
 
 
+@pytest.mark.parametrize("share", [float("nan"), 0.0, -1.0])
+def test_a_share_that_is_none_is_refused(share, one_rank):
+    pipeline = Pipeline(model_of(2), (1, 1), schedule="LoopedBFS")
+    assert pipeline.num_microbatches == 2
+    with pytest.raises(ConfigError, match=f"share={share}"):
+        pipeline.step(*batch_of(2), share=share)
+
+
 def test_a_schedule_for_other_stages_is_refused(one_rank):
     with pytest.raises(ConfigError, match="2 stages on each rank for GPipe"):
         Pipeline(model_of(2), (1, 1), schedule="GPipe", num_microbatches=2)

@@ -180,6 +180,13 @@ def test_the_command_trains_on_two_ranks_and_its_run_is_like_any_other(tmp_path,
         ),
         ({"pipeline": 8, "microbatches": 8}, {}, "4 layers for 8 stages"),
         ({"pipeline": 2, "microbatches": 1}, {}, "1 microbatches for 1F1B"),
+        ({"microbatches": 4}, {}, "microbatches=4 without a pipeline"),
+        ({"shard": 2, "stages_per_rank": 2}, {}, "stages_per_rank=2 without a pipeline"),
+        (
+            {"pipeline": 2, "stages_per_rank": 2},
+            {},
+            "1 on each rank.*takes 2 on each rank: .*Interleaved1F1B",
+        ),
         ({"pipeline": 2, "tensor": 2, "microbatches": 2}, {}, "pipeline together with tensor"),
         ({"tensor": 4}, {}, "tensor=4 with num_heads=2"),
         ({"pipeline": 2, "shard": 2, "schedule": "ZBVZeroBubble"}, {}, "ZBVZeroBubble together with shard"),
@@ -217,3 +224,27 @@ def test_a_world_of_another_size_is_refused(monkeypatch, environment, message):
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=message), launched(Parallel(shard=2)):
         pass
+
+
+def test_a_pipeline_has_as_many_microbatches_as_stages_unless_told_otherwise():
+    for way in ({"pipeline": 2}, {"pipeline": 2, "stages_per_rank": 2, "schedule": "DualPipeV"}):
+        Parallel(**way).check(config_of())
+    assert Parallel(pipeline=2, stages_per_rank=2).num_microbatches == 4
+    assert Parallel(pipeline=2, microbatches=8).num_microbatches == 8
+
+
+def test_several_processes_without_a_word_how_to_share_the_work_are_refused(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main(["train", str(tmp_path / "run"), "--num-steps", "20"]) == 2
+    error = capsys.readouterr().err
+    assert "2 processes" in error
+    assert "--parallel.shard 2" in error
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_does_not_divide_is_refused_before_its_text_is_prepared(tmp_path, capsys):
+    words = ["train", str(tmp_path / "run"), "--parallel.pipeline", "2", "--parallel.microbatches", "3"]
+    assert main(words) == 2
+    assert "16 at once, for 3 microbatches" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()

@@ -2,8 +2,8 @@
 
 import sys
 import time
+from concurrent.futures import Future
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,14 +11,16 @@ import torch.distributed as dist
 from closeness import assert_close
 from parallel.run_cases import SAVING, config_of, distance_of_models, make_corpus
 from safetensors.torch import save_file
+from torch.distributed.checkpoint.api import CheckpointException
 
 from attention_residuals.cli import main
-from attention_residuals.errors import CheckpointError, RankError
+from attention_residuals.errors import CheckpointError, DataError, RankError
 from attention_residuals.models import load_model
+from attention_residuals.parallel.blame import tell
 from attention_residuals.parallel.config import Parallel
 from attention_residuals.parallel.launch import joined
 from attention_residuals.parallel.muon import GatheringMuon
-from attention_residuals.parallel.shards import _Writer
+from attention_residuals.parallel.shards import Saving, _Writer, wait_for
 from attention_residuals.parallel.training import executes
 from attention_residuals.train import load_checkpoint_model, newest_checkpoint, train
 from attention_residuals.train.metrics import Metrics
@@ -163,6 +165,43 @@ def test_a_rank_tells_its_own_error_and_never_only_what_it_waited_for(in_ranks):
     assert "shapes cannot be multiplied" in str(error)
 
 
+def test_what_a_rank_failed_of_is_told_with_its_own_advice_and_without_gloos(in_ranks, monkeypatch):
+    monkeypatch.setattr(in_ranks, "rank", 1)
+    tell(
+        DataError(got="no such file", expected="a file", do="name one"), in_ranks.store, 0, 0, began_here=True
+    )
+    monkeypatch.setattr(dist, "get_rank", lambda *_: 1)
+    with pytest.raises(RuntimeError) as waited:
+        in_ranks.lead_first(lambda: "prepared", lambda: "opened")
+    error = in_ranks.explained(waited.value)
+    assert error.got == (
+        "rank 0 failed before the first step: DataError: no such file (rank 1 waited for it before the first step)"
+    )
+    assert (error.expected, error.do) == ("a file", "name one")
+    noise = "[/a/tcp/pair.cc:553] Connection closed by peer. This is typically caused by a remote worker"
+    assert (
+        "and ended with RuntimeError: Connection closed by peer)"
+        in in_ranks.explained(RuntimeError(noise)).got
+    )
+
+
+def test_only_the_lead_prepares_and_the_others_open(in_ranks, monkeypatch):
+    assert in_ranks.lead_first(lambda: "prepared", lambda: "opened") == "prepared"
+    monkeypatch.setattr(in_ranks, "rank", 1)
+    assert in_ranks.lead_first(lambda: "prepared", lambda: "opened") == "opened"
+
+
+def test_a_part_that_cannot_be_written_is_told_once(tmp_path):
+    cause = CheckpointError(got="a folder without a part", expected="one folder", do="share the disk")
+    done = Future()
+    done.set_exception(CheckpointException("save", {1: (cause, None)}))
+    with pytest.raises(CheckpointError) as told:
+        wait_for(Saving(tmp_path, 3, done))
+    assert str(told.value).count("expected: ") == 1
+    assert told.value.got.endswith("could not be written: a folder without a part")
+    assert told.value.do.startswith("share the disk; then start again")
+
+
 def test_a_rank_error_that_names_another_rank_is_told_as_it_is_unless_other_copies_may_know_more(
     in_ranks, monkeypatch
 ):
@@ -179,13 +218,14 @@ def test_a_rank_error_that_names_another_rank_is_told_as_it_is_unless_other_copi
 
 
 def test_an_error_that_names_who_keeps_the_store_outlives_the_store(in_ranks, monkeypatch):
-    def gone(*_):
-        raise RuntimeError("broken pipe")
+    class Gone(dist.HashStore):
+        def set(self, *_):
+            raise RuntimeError("broken pipe")
 
-    monkeypatch.setattr(in_ranks, "store", SimpleNamespace(set=gone))
+    monkeypatch.setattr(in_ranks, "store", Gone())
     found = RankError(got="the store no longer answers: rank 0", expected="it to live", do="start again")
     assert in_ranks.explained(found) is found
-    assert "rank 0 was left alone in step 0: RuntimeError: shapes" in str(
+    assert "rank 0 was left alone before the first step: RuntimeError: shapes" in str(
         in_ranks.explained(RuntimeError("shapes"))
     )
 

@@ -16,6 +16,7 @@ from attention_residuals.models.kimi_linear import KIMI_LINEAR_SHAPES
 from attention_residuals.models.language_model import ModelConfig
 from attention_residuals.models.weights import load_config, read_json
 from attention_residuals.parallel.activations import activation_formula
+from attention_residuals.parallel.config import Parallel
 from attention_residuals.parallel.estimate import Estimate, bubbles, estimate, operations
 
 __all__ = ["PlanOptions", "plan_command"]
@@ -129,7 +130,10 @@ def plan_command(options: Annotated[PlanOptions, arg(name="")]) -> int:
         "every hop: the whole state; what the rank was not sent before; what it neither has nor made"
     )
     console.print()
-    console.print(_waiting(options, schedule))
+    waiting, reasons = _waiting(options, config, schedule)
+    console.print(waiting)
+    for reason in reasons:
+        console.print(reason, markup=False)
     console.print()
     console.print("\n".join(_overhead(found, config, options)), markup=False)
     return 0
@@ -192,15 +196,45 @@ def _communication(found: Estimate, num_microbatches: int) -> Table:
     return table
 
 
-def _waiting(options: PlanOptions, chosen: str) -> Table:
-    """Shows the share of time in which ranks wait, for each schedule that admits the pipeline."""
+def _waiting(options: PlanOptions, config: ModelConfig, chosen: str) -> tuple[Table, list[str]]:
+    """Shows the share of time in which ranks wait, for each schedule that admits the pipeline.
+
+    Returns:
+        The table, and why ``attnres train`` refuses some of its rows.
+    """
     table = Table("schedule", title="ranks wait (bubble)", box=None, title_justify="left")
     table.add_column("share of time", justify="right")
     table.add_column("", no_wrap=True)
+    reasons = list[str]()
     for name, share in bubbles(options.pp, options.vp, options.microbatches).items():
-        shown = share if isinstance(share, str) else "chosen" if name == chosen else ""
-        table.add_row(name, "-" if isinstance(share, str) else f"{share:.1%}", shown)
-    return table
+        if isinstance(share, str):
+            table.add_row(name, "-", share)
+            continue
+        reason = _refusal(options, config, name)
+        if reason is not None:
+            reasons.append(f"attnres train refuses {reason}")
+        notes = ["chosen"] * (name == chosen) + ["refused by attnres train"] * (reason is not None)
+        table.add_row(name, f"{share:.1%}", ", ".join(notes))
+    return table, list(dict.fromkeys(reasons))
+
+
+def _refusal(options: PlanOptions, config: ModelConfig, schedule: str) -> str | None:
+    """Says why ``attnres train`` would not run a plan with a schedule, if so."""
+    copies = options.gpus // options.pp
+    parallel = Parallel(
+        replicate=1 if options.sharded else copies,
+        shard=copies if options.sharded else 1,
+        pipeline=options.pp,
+    )
+    if options.pp > 1:
+        parallel = replace(
+            parallel, schedule=schedule, stages_per_rank=options.vp, microbatches=options.microbatches
+        )
+    try:
+        parallel.check_model(config)
+    except ConfigError as error:
+        return f"{error.got}: {error.do}"
+    return None
 
 
 def _notes(options: PlanOptions, config: ModelConfig) -> list[str]:

@@ -1,6 +1,7 @@
 """What ``attnres train`` does as one of several processes."""
 
 from collections.abc import Callable
+from typing import Any
 
 from attention_residuals.cli.app import INTERRUPTED
 from attention_residuals.data import Corpus
@@ -14,7 +15,9 @@ __all__ = ["train_on_ranks"]
 def train_on_ranks(
     parallel: Parallel,
     device: str,
+    words: dict[str, Any],
     corpus_of: Callable[[], Corpus],
+    opened: Callable[[], Corpus],
     run: Callable[[Corpus, Executes], Result],
 ) -> int:
     """Trains as one of the processes that torchrun has started; one of them prepares the text and speaks.
@@ -22,7 +25,9 @@ def train_on_ranks(
     Args:
         parallel: How they share the work.
         device: Of this process.
+        words: What the command was given, by option, which has to be the same for all.
         corpus_of: Prepares the corpus, or opens it.
+        opened: Opens the corpus that another process has prepared.
         run: Trains.
 
     Returns:
@@ -33,7 +38,8 @@ def train_on_ranks(
     from attention_residuals.parallel.training import executes
 
     with launched(parallel, device) as ranks:
-        result = run(ranks.lead_first(corpus_of), executes(ranks))
+        ranks.agree(words)  # before any of them writes into its folder
+        result = run(ranks.lead_first(corpus_of, opened), executes(ranks))
         if ranks.is_lead and not result.interrupted:
             print(f"{result.step} steps done; the last evaluation: {result.bits_per_byte:.4f} bits per byte")
     return INTERRUPTED if result.interrupted else 0

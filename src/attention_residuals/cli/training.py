@@ -1,6 +1,7 @@
 """The commands that train and measure."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -73,23 +74,30 @@ def train_command(
         saving: When to save, evaluate and log.
         parallel: How to train on several processes, which torchrun starts; see docs/distributed.md.
     """
+    parallel.check_world()
     about_text = ("source", "separator", "valid_fraction", "vocab_size")
     begin = None if start is None else model_folder_of(start)
     if start is not None:
         require_unset(options, "--start", "depth", "model", "residual", "vocab_size")
     if options.model is not None:
         require_unset(options, "--model", "depth")
-    if config is None:  # impossible options are told before the text is prepared
-        options.train_config(
-            options.model_config(options.vocab_size) if begin is None else load_config(begin)
-        )
-    elif options != replace(TrainOptions(), **{name: getattr(options, name) for name in about_text}):
+    if config is not None and options != replace(
+        TrainOptions(), **{name: getattr(options, name) for name in about_text}
+    ):
         raise ConfigError(
             got="--config together with options that it holds",
             expected=f"either of them; with --config only {', '.join(about_text)}",
             do="change the value in a copy of the config.json",
         )
     given = None if config is None else config_of(config)
+
+    def config_for(vocab_size: int) -> TrainConfig:
+        if given is not None:
+            return given
+        model = options.model_config(vocab_size) if begin is None else load_config(begin)
+        return options.train_config(model)
+
+    parallel.check(config_for(options.vocab_size))  # what is impossible is told before the text is prepared
     started = (folder / "run" / "config.json").exists()
 
     def corpus_of() -> Corpus:
@@ -102,17 +110,11 @@ def train_command(
             started=started,
         )
 
-    def config_for(corpus: Corpus) -> TrainConfig:
-        if given is not None:
-            return given
-        model = options.model_config(corpus.vocab_size) if begin is None else load_config(begin)
-        return options.train_config(model)
-
     where = device_of(device)
 
     def run(corpus: Corpus, executes: Executes) -> Result:
         return train(
-            config_for(corpus),
+            config_for(corpus.vocab_size),
             corpus,
             folder / "run",
             saving=saving,
@@ -122,7 +124,10 @@ def train_command(
         )
 
     if parallel.num_ranks > 1:
-        return train_on_ranks(parallel, where, corpus_of, run)
+        places = {"folder": folder, "--config": config, "--start": start}
+        words = {name: None if place is None else str(place) for name, place in places.items()}
+        words |= {f"--{name.replace('_', '-')}": value for name, value in asdict(options).items()}
+        return train_on_ranks(parallel, where, words, corpus_of, partial(Corpus.load, folder / "corpus"), run)
     result = run(corpus_of(), InProcess)
     if result.interrupted:
         return INTERRUPTED

@@ -130,7 +130,9 @@ def checked_positions(
         raise ShapeError(
             got=f"tokens {tokens.dtype}{list(tokens.shape)}",
             expected="integers of shape [B, T], at least one",
-            do="add a batch axis: tokens[None]",
+            do="add a batch axis: tokens[None]"
+            if tokens.ndim == 1
+            else "give at least one token, as integers: tokens.long()",
         )
     batch, length = tokens.shape
     total = num_cached + length

@@ -172,7 +172,7 @@ def bubbles(num_ranks: int, stages_per_rank: int, num_microbatches: int) -> dict
     Example:
         >>> found = bubbles(2, 2, 8)
         >>> round(found["Interleaved1F1B"], 4), found["1F1B"]
-        (0.0588, 'given 2 stages on each rank, takes 1')
+        (0.0588, 'takes 1 on each rank')
     """
     found: dict[str, float | str] = {}
     for name in SCHEDULES:
@@ -186,7 +186,7 @@ def bubbles(num_ranks: int, stages_per_rank: int, num_microbatches: int) -> dict
                 )
             )
         except ConfigError as error:
-            found[name] = f"given {error.got.partition(' for ')[0]}, takes {error.expected}"
+            found[name] = f"takes {error.expected}"
     return found
 
 

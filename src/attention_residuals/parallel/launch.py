@@ -16,13 +16,19 @@ from torch.distributed.rendezvous import rendezvous
 
 from attention_residuals.configs import encode
 from attention_residuals.errors import AttentionResidualsError, ConfigError, RankError
+from attention_residuals.parallel.blame import (
+    RESTART,
+    SECONDS_TO_REPORT,
+    WaitedError,
+    blame,
+    line_of,
+    tell,
+    when,
+)
 from attention_residuals.parallel.config import Parallel
 from attention_residuals.train.config import first_difference
 
 __all__ = ["SECONDS_TO_REPORT", "Ranks", "joined", "launched"]
-
-SECONDS_TO_REPORT = 10.0
-"""How long a rank that was left waiting listens for what the others say about it."""
 
 _BEGIN_HERE = (AttentionResidualsError, torch.OutOfMemoryError, NotImplementedError)
 """Errors that are a rank's own, though some derive from RuntimeError, which a broken connection raises."""
@@ -114,21 +120,22 @@ class Ranks:
             do="start all of them with the same command, on a disk that they share",
         )
 
-    def lead_first(self, work: Callable[[], T]) -> T:
-        """Lets the lead do something first, such as preparing a corpus that the others then only open."""
+    def lead_first(self, work: Callable[[], T], then: Callable[[], T]) -> T:
+        """Lets the lead do something first, such as preparing a corpus, and the others what follows from it.
+
+        Args:
+            work: Of the lead.
+            then: Of the others, once the lead's is done, such as opening that corpus.
+        """
         if self.is_lead:
             result = work()
             self.store.set("prepared", "yes")
             return result
         while not self.store.check(["prepared"]):
             if self.store.check(["failed/0"]):
-                raise RankError(
-                    got=f"rank 0 failed: {json.loads(self._told('failed', 0) or '{}').get('what')}",
-                    expected="rank 0 to prepare what all need",
-                    do="read its message",
-                )
+                raise WaitedError
             time.sleep(0.05)
-        return work()
+        return then()
 
     def explained(self, error: BaseException) -> BaseException:
         """Tells the others how this rank ended, and finds out whose fault it was if it only waited for them.
@@ -145,15 +152,15 @@ class Ranks:
         )
         names_another = self._names_another(error)
         try:
-            self._tell("failed", {"step": self.step, "what": _line(error), "began_here": began_here})
-            return error if began_here or names_another else self._blame(error)
+            tell(error, self.store, self.rank, self.step, began_here=began_here)
+            return error if began_here or names_another else blame(error, self.store, self.rank, self.step)
         except RuntimeError:  # whoever keeps the store is gone
             if names_another:
                 return error
             return RankError(
-                got=f"rank {self.rank} was left alone in step {self.step}: {_line(error)}",
+                got=f"rank {self.rank} was left alone {when(self.step)}: {line_of(error)}",
                 expected="every rank to finish the step, and the process that keeps the store to live",
-                do=_RESTART,
+                do=RESTART,
             )
 
     def _names_another(self, error: BaseException) -> bool:
@@ -164,55 +171,6 @@ class Ranks:
         if not isinstance(error, RankError) or self.parallel.num_data > 1:
             return False
         return not error.got.startswith(f"rank {self.rank} failed")
-
-    def _blame(self, error: BaseException) -> BaseException:
-        """Listens to the others for a while."""
-        others = [rank for rank in range(dist.get_world_size()) if rank != self.rank]
-        until, heard = time.monotonic() + SECONDS_TO_REPORT, dict[int, dict[str, Any]]()
-        while time.monotonic() < until and len(heard) < len(others):
-            for rank in others:
-                if rank not in heard and self.store.check([f"failed/{rank}"]):
-                    heard[rank] = json.loads(self._told("failed", rank) or "{}")
-            if any(told["began_here"] for told in heard.values()):
-                break
-            time.sleep(0.05)
-        guilty = [rank for rank, told in heard.items() if told["began_here"]]
-        silent = [rank for rank in others if rank not in heard]
-        if guilty:
-            said = [
-                f"rank {rank} failed in step {heard[rank]['step']}: {heard[rank]['what']}" for rank in guilty
-            ]
-        elif silent:
-            said = [
-                f"rank {rank} gives no sign since step {self._told('step', rank) or 0}" for rank in silent
-            ]
-        elif isinstance(error, RankError) or not heard:
-            return error
-        else:
-            said = [
-                f"rank {rank} ended in step {told['step']}: {told['what']}" for rank, told in heard.items()
-            ]
-        # What this rank ended with is told in any case: it may not have waited at all.
-        return RankError(
-            got=f"{'; '.join(said)} (rank {self.rank} waited for it in step {self.step})",
-            expected=f"every rank to finish every step; here it ended with {_line(error)}",
-            do=_RESTART,
-        )
-
-    def _tell(self, what: str, content: dict[str, Any]) -> None:
-        self.store.set(f"{what}/{self.rank}", json.dumps(content))
-
-    def _told(self, what: str, rank: int) -> str | None:
-        key = f"{what}/{rank}"
-        return self.store.get(key).decode() if self.store.check([key]) else None
-
-
-_RESTART = "read what that rank wrote last; the same command goes on from the newest checkpoint"
-
-
-def _line(error: BaseException) -> str:
-    text = error.got if isinstance(error, AttentionResidualsError) else str(error)
-    return f"{type(error).__name__}: {' '.join(text.split())[:500]}"
 
 
 @contextmanager
@@ -230,19 +188,13 @@ def launched(parallel: Parallel, device: str = "cpu") -> Iterator[Ranks]:
         ConfigError: The process was not started by torchrun, or not as often as ``parallel`` asks for.
         RankError: Another rank died, hung or failed.
     """
-    number = os.environ.get("WORLD_SIZE")
-    if number is None or "RANK" not in os.environ:
+    if not {"RANK", "WORLD_SIZE"} <= os.environ.keys():
         raise ConfigError(
             got=f"one process, for {parallel.num_ranks} ranks",
             expected="processes that torchrun starts",
-            do=f"torchrun --nproc-per-node {parallel.num_ranks} --no-python attnres train ...",
+            do=f"torchrun --nproc-per-node {parallel.num_ranks} --no-python -- attnres train ...",
         )
-    if int(number) != parallel.num_ranks:
-        raise ConfigError(
-            got=f"{number} processes",
-            expected=f"replicate x shard x pipeline x tensor = {parallel.num_ranks}",
-            do=f"torchrun --nproc-per-node {parallel.num_ranks}, or other numbers",
-        )
+    parallel.check_world()
     if device == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     store, rank, _ = next(rendezvous("env://", timeout=timedelta(seconds=parallel.timeout_seconds)))

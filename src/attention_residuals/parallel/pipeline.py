@@ -13,7 +13,7 @@ from torch._dynamo import OptimizedModule
 from torch.nn import functional as F
 
 from attention_residuals.data.batches import UNSCORED
-from attention_residuals.errors import ConfigError, ShapeError
+from attention_residuals.errors import ConfigError, ShapeError, is_finite
 from attention_residuals.models import LanguageModel
 from attention_residuals.models.language_model import checked_positions
 from attention_residuals.parallel.exchange import ExchangeStage, check_torch
@@ -48,7 +48,7 @@ class Pipeline:
     Args:
         model: The whole model, the same on every rank: what ``cut`` takes.
         layers: How many layers each stage has; ``even_layers`` spreads them.
-        num_microbatches: M, into which a batch is cut.
+        num_microbatches: M, into which a batch is cut; by default as many as stages.
         schedule: One of ``SCHEDULES``.
         transport: ``"cached"`` sends what the next rank lacks; the others are there to compare with.
         precision: ``"bfloat16"`` runs matrix products under autocast; weights stay as they are, and what is
@@ -68,7 +68,7 @@ class Pipeline:
         model: LanguageModel,
         layers: Sequence[int],
         *,
-        num_microbatches: int,
+        num_microbatches: int | None = None,
         schedule: str = "1F1B",
         transport: Transport = "cached",
         precision: Literal["float32", "bfloat16"] = "float32",
@@ -78,8 +78,8 @@ class Pipeline:
     ) -> None:
         self.group, self.device, self.config = group, torch.device(device), model.config
         self.rank, num_ranks = dist.get_rank(group), dist.get_world_size(group)
-        self.num_microbatches, self.precision, self.loss = num_microbatches, precision, loss
-        self.store = Store()
+        self.num_microbatches = len(layers) if num_microbatches is None else num_microbatches
+        self.precision, self.loss, self.store = precision, loss, Store()
         self.step_number = 0
         """Of what comes next, for messages; whoever takes several passes for a step sets it before each."""
         self.bytes_sent = Counter[str]()
@@ -91,9 +91,9 @@ class Pipeline:
             check_torch()
             self.schedule = schedule_named(schedule)
             layout = layout_of(model, layers, num_ranks=num_ranks, placement=self.schedule.placement)
-            self.schedule.check(layout.stages_per_rank, num_ranks, num_microbatches)
+            self.schedule.check(layout.stages_per_rank, num_ranks, self.num_microbatches)
             self.plan = plan(layout, transport)
-            told.append(repr((layout, transport, schedule, num_microbatches, precision, model.config)))
+            told.append(repr((layout, transport, schedule, self.num_microbatches, precision, model.config)))
             told.append(f"weights {fingerprint(model.state_dict().values())}")
         modules = cut(model, layers)
         self.modules: dict[int, Stage] = {
@@ -113,8 +113,7 @@ class Pipeline:
     ) -> float:
         """Adds the gradients of a batch's mean loss to ``.grad`` of this rank's parameters.
 
-        A batch of another shape than the one before rebuilds the stages' buffers. After an error gradients
-        are of no use.
+        A batch of another shape rebuilds the stages' buffers. After an error gradients are of no use.
 
         Args:
             tokens: The whole batch, on every rank.
@@ -128,10 +127,11 @@ class Pipeline:
 
         Raises:
             ShapeError: The batch cannot be cut into the microbatches.
+            ConfigError: The share is not above 0, or a stage compiled that must not be.
             RankError: Another rank died, hangs, failed, or was given another batch.
         """
         with self._together():
-            given = self._given(tokens, targets, positions, mask, f"share {share}")
+            given = self._given(tokens, targets, positions, mask, share)
             self._build(tokens, with_backward=True)
             scale, losses = share / self.num_microbatches, list[Tensor]()
 
@@ -168,7 +168,7 @@ class Pipeline:
         Arguments and errors are those of ``step``.
         """
         with self._together():
-            given = self._given(tokens, None, positions, mask, "forward only")
+            given = self._given(tokens, None, positions, mask, None)
             self._build(tokens, with_backward=False)
             found = run_forward(self._stages, self._runner, tokens, given, self.num_microbatches)
             assert not len(self.store), f"{len(self.store)} pieces were left in the store"
@@ -198,11 +198,13 @@ class Pipeline:
         targets: Tensor | None,
         positions: Tensor | None,
         mask: Tensor | None,
-        how: str,
+        share: float | None,
     ) -> dict[str, Tensor]:
         """Checks a batch as the first stage would, on every rank; returns what all stages are given."""
         with agreeing("given", self.group, self.device) as told:
             checked_positions(self.config, tokens, positions, mask, 0, None)
+            if share is not None and not (is_finite(share) and share > 0):
+                raise ConfigError(got=f"share={share}", expected="above 0", do="give 1 for a whole batch")
             if targets is not None and targets.shape != tokens.shape:
                 raise ShapeError(
                     got=f"targets of shape {list(targets.shape)}",
@@ -230,7 +232,7 @@ class Pipeline:
             every = {"tokens": tokens, "targets": targets, "positions": positions, "mask": mask}
             there = {name: tensor for name, tensor in every.items() if tensor is not None}
             shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in there.items())
-            told.append(f"{shapes}, {how}, contents {fingerprint(there.values())}")
+            told.append(f"{shapes}, share {share}, contents {fingerprint(there.values())}")
         return {name: there[name] for name in ("positions", "mask") if name in there}
 
     def _submodules(self) -> Iterator[nn.Module]:

@@ -63,15 +63,16 @@ class Schedule:
         if self.stages_per_rank not in (None, stages_per_rank):
             raise ConfigError(
                 got=f"{stages_per_rank} stages on each rank for {self.name}",
-                expected=str(self.stages_per_rank),
-                do=f"use {num_ranks * (self.stages_per_rank or 1)} stages, or another schedule",
+                expected=f"{self.stages_per_rank} on each rank",
+                do=f"use {num_ranks * (self.stages_per_rank or 1)} stages in all, or a schedule that takes "
+                f"{stages_per_rank} on each rank: {', '.join(_taking(stages_per_rank))}",
             )
         fewest = self._fewest(stages_per_rank * num_ranks)
         rounds = max(1, num_microbatches // num_ranks)
         if num_microbatches < fewest or (self.name.startswith("Interleaved") and num_microbatches % rounds):
             raise ConfigError(
                 got=f"{num_microbatches} microbatches for {self.name} on {num_ranks} ranks",
-                expected=f"{fewest} or more"
+                expected=f"{fewest} or more microbatches"
                 + (f", a multiple of {num_ranks}" if self.name.startswith("Interleaved") else ""),
                 do=f"use {max(fewest, num_ranks * rounds)} microbatches",
             )
@@ -94,6 +95,11 @@ SCHEDULES: dict[str, Schedule] = {
     )
 }
 """What ``Pipeline`` runs, by name."""
+
+
+def _taking(stages_per_rank: int) -> list[str]:
+    """Names the schedules that admit so many stages on a rank."""
+    return [name for name, one in SCHEDULES.items() if one.stages_per_rank in (None, stages_per_rank)]
 
 
 class Action(NamedTuple):

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from attention_residuals.configs import encode
-from attention_residuals.errors import CheckpointError
+from attention_residuals.errors import AttentionResidualsError, CheckpointError
 from attention_residuals.models.weights import FORMAT as MODEL_FORMAT
 from attention_residuals.models.weights import read_json, sha256
 from attention_residuals.train.checkpoint import complete, last_saved, partial_of, writing
@@ -121,11 +121,12 @@ def wait_for(saving: Saving) -> None:
     try:
         saving.done.result()
     except CheckpointException as error:
-        causes = [failure for failure, _ in error.failures.values()]
+        cause, _ = next(iter(error.failures.values()))
+        ours = cause if isinstance(cause, AttentionResidualsError) else None
         raise CheckpointError(
-            got=f"a checkpoint of step {saving.step} that could not be written: {causes[0]}",
-            expected="a disk that takes the parts of all ranks",
-            do=f"see the cause; then start again: {last_saved(saving.run_folder)}",
+            got=f"a checkpoint of step {saving.step} that could not be written: {ours.got if ours else cause}",
+            expected=ours.expected if ours else "a disk that takes the parts of all ranks",
+            do=f"{ours.do if ours else 'see the cause'}; then start again: {last_saved(saving.run_folder)}",
         ) from error
 
 

@@ -205,13 +205,13 @@ def layout_of(
         >>> layout_of(Decoder(presets.scaled(4, vocab_size=300)), (1, 3), num_ranks=2).sublayers
         (2, 6)
     """
+    _kind_of_stage(model)
     if sum(layers) != model.config.num_layers or min(layers, default=0) < 1:
         raise ConfigError(
             got=f"stages of {tuple(layers)} layers for a model of {model.config.num_layers}",
             expected="every layer in one stage, and at least one in each",
             do="use even_layers(num_layers, num_stages)",
         )
-    _kind_of_stage(model)
     return StageLayout(
         sublayers=tuple(2 * number for number in layers),
         num_ranks=num_ranks,
@@ -241,8 +241,8 @@ def _kind_of_stage(model: LanguageModel) -> Callable[[Any, int, int], Stage]:
     if not isinstance(model, ConvertedModel):
         raise ConfigError(
             got=f"stages of a {type(model).__name__}",
-            expected="a Decoder or a converted model",
-            do="train it in one process",
+            expected="a Decoder, or a ConvertedModel: ConvertedModel(convert(model, ...))",
+            do="wrap what convert returned, or train it in one process",
         )
     require_cuttable(model)
     return ConvertedStage

@@ -225,7 +225,7 @@ class Staged(OnRanks):
         self.pipeline = Pipeline(
             model,
             even_layers(model.config.num_layers, parallel.pipeline * parallel.stages_per_rank),
-            num_microbatches=parallel.microbatches,
+            num_microbatches=parallel.num_microbatches,
             schedule=parallel.schedule,
             precision=config.precision,
             loss=summed_nats,
@@ -248,7 +248,7 @@ class Staged(OnRanks):
 
     def backward(self, batch: Batch) -> float:
         """Sends this pipeline's share through it, as many sequences at once as ``per_pass`` says."""
-        nats, size = 0.0, self.ranks.parallel.microbatches
+        nats, size = 0.0, self.ranks.parallel.num_microbatches
         for part in self.parts(batch):
             self.pipeline.step_number = self.ranks.step
             # The pipeline takes its loss for a mean over microbatches; what is wanted is the sum.
@@ -264,7 +264,7 @@ class Staged(OnRanks):
     @torch.no_grad()
     def nats(self, batch: Batch) -> float:
         """Sends this pipeline's rows through it, and some others to fill the microbatches."""
-        own, size = self.own_rows(batch), self.ranks.parallel.microbatches
+        own, size = self.own_rows(batch), self.ranks.parallel.num_microbatches
         number = len(own.tokens_BT)
         # The same for every pipeline, whatever its rows: their shards are gathered together.
         fill = -(-len(batch.tokens_BT) // self.ranks.parallel.num_data)

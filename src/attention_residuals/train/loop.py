@@ -119,7 +119,8 @@ def train(
             newest_checkpoint(folder, config)  # verifies it; the other ranks wait for that
         ranks.any(False)
         step, extent, newest = 0, NO_ROWS, checkpoints(folder)[-1:]
-        ranks.agree({"newest checkpoint": [one.name for one in newest]})
+        sees = {"the run's config.json is there": (folder / "config.json").exists()}
+        ranks.agree({**sees, "newest checkpoint": [one.name for one in newest]})
         for checkpoint in newest:
             step, extent = ranks.restore(checkpoint, trainer.optimizer)
         metrics.cut(extent)
