@@ -263,10 +263,15 @@ def test_what_writes_to_the_state_starts_smaller_with_depth():
 
 
 @pytest.mark.parametrize(
-    "tokens", [torch.tensor([1, 2]), torch.ones(1, 2), torch.zeros(1, 0, dtype=torch.long)]
+    ("tokens", "advice"),
+    [
+        (torch.tensor([1, 2]), "add a batch axis"),
+        (torch.ones(1, 2), "as integers"),
+        (torch.zeros(1, 0, dtype=torch.long), "at least one token"),
+    ],
 )
-def test_tokens_must_be_integers_with_a_batch_axis(tokens):
-    with pytest.raises(ShapeError, match="add a batch axis"):
+def test_tokens_must_be_integers_with_a_batch_axis(tokens, advice):
+    with pytest.raises(ShapeError, match=f"do: .*{advice}"):
         unchecked(checked_positions)(CONFIG, tokens, None, None, 0, None)
 
 
