@@ -100,8 +100,8 @@ def test_who_has_finished_only_an_earlier_part_of_the_step_is_named(rank_0, monk
     )
 
 
-def test_a_rank_that_fails_in_its_own_work_asks_nobody(rank_0, monkeypatch):
-    monkeypatch.setattr(rank_0, "_words", None)
+def test_a_rank_that_fails_in_its_own_work_asks_nobody_who_did(rank_0, monkeypatch):
+    monkeypatch.setattr(rank_0, "_asked", None)
     expected = "got: rank 0 failed in step 4 in the loss: RuntimeError: no luck"
     with pytest.raises(RankError, match=expected), rank_0.during(4), rank_0.doing("in the loss"):
         raise RuntimeError("no luck")
