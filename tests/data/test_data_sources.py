@@ -118,9 +118,9 @@ def test_missing_path_is_an_error_when_read_and_an_empty_one_when_built(tmp_path
     source = TextFiles(path=str(tmp_path / "nowhere"))
     with pytest.raises(DataError, match=r"nowhere'.*does not exist"):
         names(source)
-    with pytest.raises(ConfigError, match="path=''"):
+    with pytest.raises(ConfigError, match="an empty path"):
         TextFiles(path="")
-    with pytest.raises(ConfigError, match="path=''"):
+    with pytest.raises(ConfigError, match="a data set without a name"):
         HuggingFaceDataset(path="")
 
 

@@ -99,7 +99,7 @@ def training(ranks, corpus, case):
     result = train(
         config,
         corpus,
-        case["folder"],
+        case["folder"] + ("-elsewhere" if ranks.rank and case.get("has another disk") else ""),
         saving=saving,
         progress=False,
         executes=executes(ranks),

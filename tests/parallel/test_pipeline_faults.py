@@ -20,13 +20,16 @@ FAULTS = {
 def test_what_ranks_cannot_run_together_is_refused_by_all_and_the_next_step_works(tmp_path):
     (found,) = run_groups(tmp_path, {"work": "refusals", "num_ranks": 2})
     expected = [alone(model_of(4), *batch_of(4, length))[0] for length in (6, 4, 6)]
-    for rank, told in enumerate(found):
-        assert told["other shapes"].startswith("RankError: got: ranks that were given different things")
-        assert f"rank {rank}: tokens [4, {6 - rank}], targets" in told["other shapes"]
+    given = "RankError: got: ranks that were given different things: "
+    started = "RankError: got: ranks that were started with different things: "
+    whose = " (there: rank 0; here: rank 1)\n"
+    for told in found:
+        shape = "shape of tokens is [4, 6] there and [4, 5] here"
+        assert told["other shapes"].startswith(f"{given}{shape}{whose}")
         assert "they differ between rank 0 and rank 1" in told["other shapes"]
-        assert "RankError: got: ranks that were given different things" in told["other tokens"]
-        assert told["other options"].startswith("RankError: got: ranks that were started with different")
-        assert told["other weights"].startswith("RankError: got: ranks that were started with different")
+        assert told["other tokens"].startswith(f"{given}fingerprint of tokens is ")
+        assert told["other options"].startswith(f"{started}layers is [3, 1] there and [1, 3] here{whose}")
+        assert told["other weights"].startswith(f"{started}fingerprint of the weights is ")
         assert "ConfigError: got: 3 stages on 2 ranks" in told["world size"]
         assert "ConfigError: got: stages of (1, 1, 1, 1, 0, 0) layers" in told["too many stages"]
         assert "ShapeError: got: a batch of 3 sequences for 2 microbatches" in told["odd batch"]

@@ -121,19 +121,26 @@ def test_ranks_that_see_different_checkpoints_are_refused(tmp_path, corpus):
 
 
 @pytest.mark.slow
+def test_ranks_that_do_not_share_a_disk_are_refused(tmp_path, corpus):
+    for rank in run(tmp_path, corpus, **{"has another disk": True}):
+        assert "the run's config.json is there is True there and False here" in rank["error"]
+    assert not (tmp_path / "run-elsewhere").exists()
+
+
+@pytest.mark.slow
 def test_a_bug_on_one_rank_is_told_by_the_others(tmp_path, corpus):
     found = run(tmp_path, corpus, **{"fault": "fails", "fault in step": 3})
     assert found[1] == 1
     assert 'rank 1 failed in step 3: KeyError: "a bug of somebody\'s own"' in found[0]["error"]
 
 
-def torchrun(*words):
+def torchrun(*words, expected=0):
     """Starts two processes by torchrun."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *words]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent.parent), *sys.path])
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
-    assert ran.returncode == 0, ran.stderr
+    assert ran.returncode == expected, ran.stderr
     return ran
 
 
@@ -166,6 +173,21 @@ def test_the_command_trains_on_two_ranks_and_its_run_is_like_any_other(tmp_path,
     assert ran.stdout.count("3 steps done; the last evaluation: ") == 1
     assert main(["eval", folder, "--device", "cpu"]) == 0
     assert "bits per byte on the validation split" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("run-$RANK", "folder is 'run-0' there and 'run-1' here"),
+        ("run --num-steps $((3 + RANK))", "--num-steps is 3 there and 4 here"),
+    ],
+)
+def test_ranks_with_another_command_are_refused_before_anything_is_written(tmp_path, words, told):
+    command = f"cd {tmp_path} && {sys.executable} -m attention_residuals.cli train {words} --parallel.shard 2"
+    ran = torchrun("--no-python", "bash", "-c", command, expected=1)
+    assert ran.stderr.count(f"{told} (there: rank 0; here: rank 1)") == 2
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

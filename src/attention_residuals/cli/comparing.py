@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import track
 from tyro.conf import UseAppendAction
 
-from attention_residuals.cli.app import Device, app
+from attention_residuals.cli.app import Device, command
 from attention_residuals.cli.figures import contrasts, origin, save_each
 from attention_residuals.cli.names import Folder, Text, csv_of, device_of, encoded, opened
 from attention_residuals.cli.viewing import predicted
@@ -26,7 +26,7 @@ from attention_residuals.trace.sweeps import reads_of
 __all__ = ["contrast_command", "freedom_command"]
 
 
-@app.command(name="contrast")
+@command("contrast")
 def contrast_command(
     folder: Folder,
     first: Text,
@@ -101,7 +101,7 @@ def contrast_command(
     return 0
 
 
-@app.command(name="freedom")
+@command("freedom")
 def freedom_command(
     folder: Folder,
     text: Text,

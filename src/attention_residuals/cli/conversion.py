@@ -7,7 +7,7 @@ from typing import Any
 from safetensors import SafetensorError
 from tyro.conf import Positional
 
-from attention_residuals.cli.app import app
+from attention_residuals.cli.app import command
 from attention_residuals.cli.names import residual_of
 from attention_residuals.data import Tokenizer
 from attention_residuals.errors import CheckpointError, ConfigError
@@ -16,7 +16,7 @@ from attention_residuals.layers.residual import AttnRes
 __all__ = ["convert_command"]
 
 
-@app.command(name="convert")
+@command("convert")
 def convert_command(
     source: Positional[Path],
     folder: Positional[Path],

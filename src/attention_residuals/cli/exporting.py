@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tyro.conf import Positional
 
-from attention_residuals.cli.app import app
+from attention_residuals.cli.app import command
 from attention_residuals.cli.names import opened
 from attention_residuals.durable import write_new
 from attention_residuals.models import save_model
@@ -12,7 +12,7 @@ from attention_residuals.models import save_model
 __all__ = ["export_command"]
 
 
-@app.command(name="export")
+@command("export")
 def export_command(folder: Positional[Path], out: Positional[Path]) -> int:
     """Write the model of a run's newest checkpoint as one file of weights, with its config and tokenizer.
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 from tyro.conf import UseAppendAction
 
-from attention_residuals.cli.app import INTERRUPTED, Device, app
+from attention_residuals.cli.app import INTERRUPTED, Device, command
 from attention_residuals.cli.names import Words, device_of, folder_and_text, opened
 from attention_residuals.inference import Engine, Sampling
 from attention_residuals.layers.residual import TwoPhaseRule
@@ -15,7 +15,7 @@ from attention_residuals.layers.residual import TwoPhaseRule
 __all__ = ["generate_command"]
 
 
-@app.command(name="generate")
+@command("generate")
 def generate_command(
     words: Words,
     max_new_tokens: int = 128,

@@ -9,7 +9,7 @@ import torch
 from rich.console import Console
 from tyro.conf import Positional, arg
 
-from attention_residuals.cli.app import Device, app
+from attention_residuals.cli.app import Device, command
 from attention_residuals.cli.figures import contrasts, origin, save_each
 from attention_residuals.cli.names import Folder, Text, csv_of, device_of, encoded, opened, text_of
 from attention_residuals.csv_text import csv_text
@@ -40,7 +40,7 @@ from attention_residuals.trace import (
 __all__ = ["intervene_command", "sweep_command"]
 
 
-@app.command(name="intervene")
+@command("intervene")
 def intervene_command(
     folder: Folder,
     text: Text,
@@ -154,7 +154,7 @@ def _write_intervention(
     save_each(figures, out)
 
 
-@app.command(name="sweep")
+@command("sweep")
 def sweep_command(
     folder: Folder,
     out: Annotated[Positional[Path], arg(metavar="OUT")],

@@ -17,7 +17,7 @@ from attention_residuals.cli import (
     view,
     viewing,
 )
-from attention_residuals.cli.app import INTERRUPTED, app
+from attention_residuals.cli.app import INTERRUPTED, parsed
 from attention_residuals.errors import AttentionResidualsError, ConfigError
 from attention_residuals.version import __version__
 
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_, **__: print(f"attnres: {message}", file=sys.stderr)
         try:
-            return int(app.cli(prog="attnres", description=ABOUT, args=arguments))
+            return parsed(arguments, prog="attnres", about=ABOUT)()
         except AttentionResidualsError as error:
             print(f"attnres: {error}", file=sys.stderr)
             return 2 if isinstance(error, ConfigError) else 1

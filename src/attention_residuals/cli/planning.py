@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from tyro.conf import arg
 
-from attention_residuals.cli.app import app
+from attention_residuals.cli.app import command
 from attention_residuals.cli.names import config_of, residual_of, run_folder_of
 from attention_residuals.errors import ConfigError, is_count, nearest
 from attention_residuals.models import ConvertedConfig, DecoderConfig, presets
@@ -88,7 +88,7 @@ class PlanOptions:
         return replace(found, residual=residual_of(self.residual, found.residual))
 
 
-@app.command(name="plan")
+@command("plan")
 def plan_command(options: Annotated[PlanOptions, arg(name="")]) -> int:
     """Plan a pipeline on paper: memory of each rank, communication, waiting, cost of attention residuals.
 

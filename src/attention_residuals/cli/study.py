@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Protocol, Union,
 import torch
 from tyro.conf import arg, subcommand
 
-from attention_residuals.cli.app import INTERRUPTED, Device, app
+from attention_residuals.cli.app import INTERRUPTED, Device, command
 from attention_residuals.cli.names import device_of
 from attention_residuals.contradiction import Study, run_study, study_of
 from attention_residuals.errors import ConfigError
@@ -245,7 +245,7 @@ else:
     Chosen = Union[tuple(Annotated[command, subcommand(name)] for name, command in COMMANDS.items())]  # noqa: UP007
 
 
-@app.command(name="study")
+@command("study")
 def study_command(study: Annotated[Chosen, arg(name="")]) -> int:
     """Run a study from its models to its report, or go on where an earlier call stopped.
 

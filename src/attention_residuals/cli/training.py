@@ -7,7 +7,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from attention_residuals.cli.app import INTERRUPTED, Device, app
+from attention_residuals.cli.app import INTERRUPTED, Device, command
 from attention_residuals.cli.names import (
     config_of,
     device_of,
@@ -39,7 +39,7 @@ from attention_residuals.train.execution import Executes, InProcess
 __all__ = ["demo_command", "eval_command", "train_command"]
 
 
-@app.command(name="train")
+@command("train")
 def train_command(
     folder: Positional[Path],
     options: Annotated[TrainOptions, arg(name="")] = TrainOptions(),  # noqa: B008
@@ -135,7 +135,7 @@ def train_command(
     return eval_command(folder, device=device)
 
 
-@app.command(name="eval")
+@command("eval")
 def eval_command(
     folder: Positional[Path],
     text: Path | None = None,
@@ -187,7 +187,7 @@ def eval_command(
     return 0
 
 
-@app.command(name="demo")
+@command("demo")
 def demo_command(
     folder: Path = Path("runs/demo"),
     source: str = "standard-library",

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from attention_residuals.cli.app import Device, app
+from attention_residuals.cli.app import Device, command
 from attention_residuals.cli.names import BUNDLED, device_of, name_of, opened
 from attention_residuals.errors import ConfigError
 from attention_residuals.inference import Engine
@@ -18,7 +18,7 @@ from attention_residuals.inference import Engine
 __all__ = ["view_command"]
 
 
-@app.command(name="view")
+@command("view")
 def view_command(
     folder: Annotated[Positional[Path], arg(metavar="[FOLDER]", help_behavior_hint="")] = BUNDLED,
     host: str = "127.0.0.1",

@@ -7,7 +7,7 @@ import torch
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from attention_residuals.cli.app import Device, app
+from attention_residuals.cli.app import Device, command
 from attention_residuals.cli.figures import has_shares, origin, save_each
 from attention_residuals.cli.names import Words, csv_of, device_of, encoded, folder_and_text, name_of, opened
 from attention_residuals.durable import write_new
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 
-@app.command(name="trace")
+@command("trace")
 def trace_command(
     words: Words,
     out: Path | None = None,
@@ -150,7 +150,7 @@ def pictures(trace: Trace) -> dict[str, Figure]:
     return figures
 
 
-@app.command(name="rules")
+@command("rules")
 def rules_command() -> int:
     """List the residual rules: what a read is, what it costs, and what a trace of it holds.
 
@@ -187,7 +187,7 @@ def rule_lines(config: ResidualConfig) -> list[str]:
     return lines + [f"caution: {caution}" for caution in facts.trace.cautions]
 
 
-@app.command(name="backends")
+@command("backends")
 def backends_command() -> int:
     """Show the ways to compute depth attention, in the order in which auto tries them, and what is missing."""
     for backend in BACKENDS.values():

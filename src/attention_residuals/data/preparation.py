@@ -136,8 +136,8 @@ def _read(source: TextSource, valid_fraction: float) -> tuple[Records, Documents
             raise DataError(
                 got=f"no document in split {split!r} of {len(records)} document(s) from {source.name!r}",
                 expected=f"a document in each split at valid_fraction={valid_fraction}",
-                do="add documents, change valid_fraction, or cut files into documents: "
-                "TextFiles(path=..., separator='\\n\\n')",
+                do="add documents, change valid_fraction, or have files cut into documents by a separator, "
+                "such as an empty line",
             )
     return records, documents, num_empty
 

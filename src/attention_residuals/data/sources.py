@@ -138,7 +138,9 @@ class TextFiles:
 
     def __post_init__(self) -> None:
         if not self.path:
-            raise ConfigError(got="path=''", expected="a file or a folder", do="pass path='folder/of/texts'")
+            raise ConfigError(
+                got="an empty path", expected="a file or a folder", do="name the file or folder of texts"
+            )
 
     def documents(self) -> Iterator[Document]:
         """Yields the documents in order of the files' paths inside the folder.
@@ -149,7 +151,7 @@ class TextFiles:
         path = Path(self.path)
         if not path.exists():
             raise DataError(
-                got=f"path={self.path!r}, which does not exist",
+                got=f"{self.path!r}, which does not exist",
                 expected="a file or a folder",
                 do="check the spelling; a relative path starts at the current folder",
             )
@@ -225,7 +227,9 @@ class HuggingFaceDataset:
 
     def __post_init__(self) -> None:
         if not self.path:
-            raise ConfigError(got="path=''", expected="a data set's name", do="pass path='owner/name'")
+            raise ConfigError(
+                got="a data set without a name", expected="its owner and name", do="name it as OWNER/NAME"
+            )
 
     def documents(self) -> Iterator[Document]:
         """Yields one document per row, each named after the data set.

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch._dynamo import OptimizedModule
 from torch.nn import functional as F
 
+from attention_residuals.configs import encode
 from attention_residuals.data.batches import UNSCORED
 from attention_residuals.errors import ConfigError, ShapeError, is_finite
 from attention_residuals.models import LanguageModel
@@ -93,8 +94,9 @@ class Pipeline:
             layout = layout_of(model, layers, num_ranks=num_ranks, placement=self.schedule.placement)
             self.schedule.check(layout.stages_per_rank, num_ranks, self.num_microbatches)
             self.plan = plan(layout, transport)
-            told.append(repr((layout, transport, schedule, self.num_microbatches, precision, model.config)))
-            told.append(f"weights {fingerprint(model.state_dict().values())}")
+            told |= {"model": encode(model.config), "layers": list(layers), "transport": transport}
+            told |= {"schedule": schedule, "num_microbatches": self.num_microbatches, "precision": precision}
+            told["fingerprint of the weights"] = fingerprint(model.state_dict().values())
         modules = cut(model, layers)
         self.modules: dict[int, Stage] = {
             stage.stage: modules[stage.stage].to(self.device) for stage in self.plan.stages_of(self.rank)
@@ -231,8 +233,9 @@ class Pipeline:
                 )
             every = {"tokens": tokens, "targets": targets, "positions": positions, "mask": mask}
             there = {name: tensor for name, tensor in every.items() if tensor is not None}
-            shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in there.items())
-            told.append(f"{shapes}, share {share}, contents {fingerprint(there.values())}")
+            told |= {f"shape of {name}": list(tensor.shape) for name, tensor in there.items()}
+            told |= {f"fingerprint of {name}": fingerprint([tensor]) for name, tensor in there.items()}
+            told["share"] = share
         return {name: there[name] for name in ("positions", "mask") if name in there}
 
     def _submodules(self) -> Iterator[nn.Module]:
