@@ -96,7 +96,8 @@ def layer_profile(
     """
     _check(profiles)
     bands = {name: np.array(ends, dtype=float) for name, ends in (intervals or {}).items()}
-    _check({name: list(band.flat) for name, band in bands.items()} if bands else profiles)
+    if bands:
+        _check({name: list(band.flat) for name, band in bands.items()})
     every_value = [value for values in profiles.values() for value in values]
     every_value += [end for band in bands.values() for end in band.flat]
     if logarithmic:
