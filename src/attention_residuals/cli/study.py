@@ -72,14 +72,14 @@ def _study_in(path: Path) -> Study:
     Raises:
         ConfigError: It holds no study.
     """
-    told = read_json(path, newest=1)
-    if "study" not in told:
+    told = read_json(path, newest=1).get("study")
+    if not isinstance(told, dict):
         raise ConfigError(
-            got=f"{path} with {', '.join(told)}",
+            got=f"{path} with study={told!r}",
             expected="a study",
             do="name the study.json of a study's folder",
         )
-    return study_of(told["study"])
+    return study_of(told)
 
 
 @dataclass(frozen=True, kw_only=True)
