@@ -52,8 +52,8 @@ def test_what_is_typed_reaches_the_study(tmp_path, monkeypatch, is_done, code):
 @pytest.mark.parametrize(
     ("told", "why"),
     [
-        ({}, "with format(.|\n)*a study"),
-        ({"study": [1]}, "a Study"),
+        ({}, r"study=None(.|\n)*a study"),
+        ({"study": [1]}, r"study=\[1\]"),
         ({"study": {"type": "No"}}, "type 'No'"),
     ],
 )
