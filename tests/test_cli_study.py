@@ -1,6 +1,7 @@
 """``attnres study``, as typed."""
 
 import json
+import re
 
 import pytest
 
@@ -46,6 +47,22 @@ def test_what_is_typed_reaches_the_study(tmp_path, monkeypatch, is_done, code):
     assert main(["study", "contradiction", *typed]) == code
     assert given == {"study": other, "folder": tmp_path, "stage": None, "device": "cpu"}
     assert run_study is not run
+
+
+@pytest.mark.parametrize(
+    ("told", "why"),
+    [
+        ({}, r"study=None(.|\n)*a study"),
+        ({"study": [1]}, r"study=\[1\]"),
+        ({"study": {"type": "No"}}, "type 'No'"),
+    ],
+)
+def test_a_config_without_a_study_is_refused(tmp_path, capsys, told, why):
+    (tmp_path / "other.json").write_text(json.dumps({"format": 1, **told}))
+    typed = ["--folder", str(tmp_path / "run"), "--config", str(tmp_path / "other.json")]
+    assert main(["study", "contradiction", *typed]) == 2
+    assert re.search(why, capsys.readouterr().err)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.fixture

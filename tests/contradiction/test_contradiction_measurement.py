@@ -1,5 +1,6 @@
 """Items on models: what is measured is what single passes give, and nothing moves before a plant."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +14,7 @@ from attention_residuals.contradiction.measurement import measured_once, middle_
 from attention_residuals.data.synthetic import VERDICTS, step_tokenizer
 from attention_residuals.errors import CheckpointError, ConfigError, DataError
 from attention_residuals.layers.residual import AttnRes, HyperConnections, StandardResidual
+from attention_residuals.models.weights import sha256
 from attention_residuals.stats import clr, crossed_effects
 from attention_residuals.trace import dataset_mean
 
@@ -139,3 +141,25 @@ def test_a_measurement_that_was_killed_halfway_is_made_again(items, tmp_path):
 def test_a_rule_that_hides_the_embedding_is_refused(items):
     with pytest.raises(ConfigError, match="AttnRes or standard residuals"):
         measure(model_with(HyperConnections()), items[:1])
+
+
+def test_a_damaged_measurement_is_refused_and_says_what_to_do(items, tmp_path):
+    measured_once(tmp_path, model_with(), items[:1])
+    (path,) = tmp_path.glob("*.safetensors")
+    beside, whole = path.with_suffix(".json"), path.read_bytes()
+    told = json.loads(beside.read_text())
+
+    path.write_bytes(whole[:-3])
+    with pytest.raises(CheckpointError, match=f"{told['sha256'][:12]}(.|\n)*measure again"):
+        Measured.load(path)
+    beside.write_text(json.dumps({**told, "sha256": sha256(path)}))
+    with pytest.raises(CheckpointError, match=r"cannot be read(.|\n)*measure again"):
+        Measured.load(path)
+    path.write_bytes(whole)
+    beside.write_text(json.dumps({name: value for name, value in told.items() if name != "cells"}))
+    with pytest.raises(CheckpointError, match=r"without 'cells'"):
+        Measured.load(path)
+    path.unlink()
+    beside.write_text(json.dumps(told))
+    with pytest.raises(CheckpointError):
+        Measured.load(path)

@@ -3,35 +3,30 @@
 import csv
 import json
 import re
-from dataclasses import replace
 
 import pytest
 import torch
 from contradiction_fixtures import SMALL, STUDY, evidence, made_up
 from test_preregistration import git, write
 
-from attention_residuals.configs import encode
 from attention_residuals.contradiction import (
     behaviour,
     conclusions,
     measurement,
-    models,
     run_study,
     stages,
-    study_of,
 )
 from attention_residuals.contradiction.claims import primary_of
 from attention_residuals.contradiction.effects import Finding, over_seeds
 from attention_residuals.contradiction.figures import FIGURES, figures
-from attention_residuals.contradiction.findings import plain, routing_of
+from attention_residuals.contradiction.findings import behaviour_of, plain, routing_of
 from attention_residuals.contradiction.models import model_of, run_folder
 from attention_residuals.contradiction.preregistration import Preregistration
 from attention_residuals.contradiction.tables import TABLES, tables
-from attention_residuals.durable import locked
-from attention_residuals.errors import CheckpointError, ConfigError
+from attention_residuals.errors import ConfigError
 from attention_residuals.layers.residual import AttnRes, StandardResidual
-from attention_residuals.train import Saving, load_run
-from attention_residuals.train import trainer as trainer_module
+from attention_residuals.models.weights import fingerprint
+from attention_residuals.train import load_run
 from attention_residuals.train.trainer import initial_model
 
 AGREED = Preregistration("0" * 64, "1" * 40, 16, {"0": ("L1.attention < embedding", "output < B1")}, "3" * 64)
@@ -88,44 +83,6 @@ def test_made_models_share_the_block_models_weights_or_its_start(trained):
     begun = dict(initial_model(load_run(run_folder(trained, "block", 0)).config).named_parameters())
     assert fresh.keys() == begun.keys()
     assert all(torch.equal(fresh[name], begun[name]) for name in begun)
-
-
-def test_training_that_was_killed_goes_on(tmp_path, monkeypatch):
-    calls = []
-    step = trainer_module.Trainer.step
-
-    def killed(self, number):
-        calls.append(number)
-        if len(calls) == 5:  # in the second model
-            raise KeyboardInterrupt
-        return step(self, number)
-
-    monkeypatch.setattr(trainer_module.Trainer, "step", killed)
-    often = Saving(every=1, evaluate_every=3, evaluate_batches=1, log_every=1)
-    with pytest.raises(KeyboardInterrupt):
-        models.train_models(SMALL, tmp_path, progress=False, saving=often)
-    with pytest.raises(CheckpointError, match="goes on where it stopped"):
-        model_of(SMALL, tmp_path, "full", 0)
-    assert models.train_models(SMALL, tmp_path, progress=False, saving=often)
-    assert calls[5] == 2  # the step that was lost, and none that was saved
-    assert len(calls) == 5 + 2 + 3
-    assert model_of(SMALL, tmp_path, "standard", 0) is not None
-
-
-def test_calls_at_the_same_time_share_the_models(tmp_path, capfd):
-    few = Saving(every=9, evaluate_every=9, evaluate_batches=1, log_every=1)
-    with locked(tmp_path / "locks" / "full-0.lock"):  # as another call that trains it
-        assert not models.train_models(SMALL, tmp_path, saving=few)
-        assert sorted(one.name for one in (tmp_path / "models").iterdir()) == ["block-0", "standard-0"]
-    assert "another process trains full-0; call again when it is done" in capfd.readouterr().err
-    assert models.train_models(SMALL, tmp_path, progress=False, saving=few)
-    assert model_of(SMALL, tmp_path, "full", 0) is not None
-
-
-def test_a_signal_ends_the_command_and_nothing_else(tmp_path, monkeypatch):
-    stopped = type("Stopped", (), {"interrupted": True})
-    monkeypatch.setattr(models, "train", lambda *_, **__: stopped)
-    assert not run_study(SMALL, tmp_path, tmp_path / "none.md", progress=False)
 
 
 def test_progress_says_which_model_and_how_long(trained, capfd):
@@ -210,11 +167,12 @@ def test_every_sentence_has_a_test_and_numbers_that_are_there(passing):
 def results(passing, mains, *, full_knows=True):
     """The results of several seeds whose routing is made up, with causes of a real run."""
     (one,) = passing["seeds"].values()
-    fulls = mains if full_knows else [made_up(knows=False)] * len(mains)
-    seeds = {
-        str(seed): {**one, "routing": plain(routing_of(evidence(main), full))}
-        for seed, (main, full) in enumerate(zip(mains, fulls, strict=True))
-    }
+    seeds = {}
+    for seed, main in enumerate(mains):
+        full = main if full_knows else made_up(knows=False)
+        gate, told = behaviour_of({"main": full}, num_draws=200)
+        routing = plain(routing_of(evidence(main), full if gate.is_passed else None))
+        seeds[str(seed)] = {**one, "full_gate": told, "routing": routing}
     found = {arm: primary_of(seeds, arm).values() for arm in ("primary", "full")}
     together = {
         arm: plain(over_seeds([Finding(**each) for each in some])) if some else None
@@ -233,7 +191,9 @@ def test_a_planted_effect_is_called_found_and_more_than_surprise(passing):
     result = results(passing, [made_up(effect=0.4, seed=seed) for seed in range(3)])
     assert "towards the embedding" in told(result, "routing", "Found: ")
     assert "Mean over 3 models" in told(result, "routing", "Found: ")
-    assert told(result, "routing", "The shift is more than")
+    assert "no evidence" not in told(
+        result, "routing", "At equal surprisal a contradiction changes the primary"
+    )
     assert "L2.attention < embedding" in told(result, "routing", "Cells that may be named with every seed")
 
 
@@ -241,22 +201,25 @@ def test_full_models_that_fail_the_gate_are_in_no_claim_and_no_picture(passing):
     result = results(passing, [made_up(effect=0.5, seed=1), made_up(effect=0.5, seed=2)], full_knows=False)
     assert result["over_seeds"]["full"] is None
     said = [one.sentence for one in conclusions(result) if "Full" in one.sentence]
-    assert len(said) == 1
-    assert said[0].startswith(
-        "Nothing is said of the Full models' routing: none passes the gate (seed 0: it "
-    )
+    assert len(said) == 3
+    assert said[0].startswith("The Full model of seed 0 does not pass the gate: it answers ")
+    assert said[2] == "Nothing is said of the Full models' routing: none passes the gate (seeds 0, 1)."
     found = tables(result, conclusions(result))
     assert {row[1] for row in found["effects"][1:]} == {"Block"}
     assert [row[0] for row in found["over_seeds"][1:]] == ["Block"]
     drawn = figures(result, conclusions(result))["primary"].figure
     assert [axes.get_title(loc="left") for axes in drawn.axes] == ["Block"]
-    assert "Full models none passes the gate" in " ".join(one.get_text() for one in drawn.texts)
+    assert "Full models seed 0 fails the gate, seed 1 fails the gate" in " ".join(
+        one.get_text() for one in drawn.texts
+    )
 
 
 def test_an_effect_of_surprise_alone_is_called_that(passing):
     result = results(passing, [made_up(per_nat=0.1, seed=seed) for seed in range(2)])
     assert told(result, "routing", "Found: ")
-    assert told(result, "routing", "The shift cannot be told from that of an equally surprising word")
+    assert told(
+        result, "routing", "At equal surprisal what a contradiction does to the primary number is not told"
+    )
 
 
 def test_models_that_disagree_are_said_to(passing):
@@ -393,9 +356,7 @@ def test_a_control_that_must_be_zero_ends_all_claims(passing):
 
 
 def test_the_report_shows_all_parts_and_a_pair(passing, trained, tmp_path):
-    for name in ("models", "corpus"):
-        (tmp_path / name).symlink_to(trained / name)
-    (tmp_path / "confirm.json").write_text(json.dumps(passing))
+    placed(passing, tmp_path, trained)
     run_study(SMALL, tmp_path, tmp_path / "none.md", stage="report", progress=False)
     page = (tmp_path / "report.html").read_text()
     headings = re.findall(r"<h2>(.*?)</h2>", page)
@@ -446,28 +407,6 @@ def test_the_hash_of_the_preregistration_is_printed(trained, tmp_path, monkeypat
     assert re.search(r"preregistration [0-9a-f]{64}, committed in [0-9a-f]{12}", capfd.readouterr().err)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"seeds": ()},
-        {"seeds": (1, 1)},
-        {"num_steps": 2},
-        {"causal_items": 3},
-        {"num_draws": 0},
-        {"train": SMALL.train_config("full", 0)},
-        {"train": SMALL.train_config("standard", 0)},
-    ],
-)
-def test_a_study_that_cannot_be_run_is_refused(change):
-    with pytest.raises(ConfigError):
-        replace(SMALL, **change)
-
-
-def test_what_is_no_study_is_refused():
-    with pytest.raises(ConfigError, match="a Study"):
-        study_of(encode(SMALL.documents))
-
-
 def test_a_folder_is_for_one_study(trained):
     with pytest.raises(ConfigError, match=r"study\.seeds is"):
         run_study(STUDY, trained, trained / "none.md", stage="train", progress=False)
@@ -476,3 +415,52 @@ def test_a_folder_is_for_one_study(trained):
 def test_a_report_needs_results(tmp_path):
     with pytest.raises(ConfigError, match=r"without confirm\.json"):
         run_study(SMALL, tmp_path, tmp_path / "none.md", stage="report", progress=False)
+
+
+def placed(result, folder, trained):
+    for name in ("models", "corpus"):
+        (folder / name).symlink_to(trained / name)
+    (folder / "confirm.json").write_text(json.dumps(result))
+
+
+def test_results_of_other_models_are_refused(passing, trained, tmp_path):
+    other = json.loads(json.dumps(passing))
+    ours, other["seeds"]["0"]["behaviour"]["model"] = passing["seeds"]["0"]["behaviour"]["model"], "f" * 64
+    placed(other, tmp_path, trained)
+    with pytest.raises(
+        ConfigError, match=f"model {'f' * 12} for seed 0(.|\n)*{ours[:12]}(.|\n)*--stage confirm"
+    ):
+        run_study(SMALL, tmp_path, tmp_path / "none.md", stage="report", progress=False)
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_a_report_of_another_studys_results_is_refused(passing, tmp_path):
+    (tmp_path / "confirm.json").write_text(json.dumps(passing))
+    with pytest.raises(ConfigError, match="results of the study"):
+        run_study(STUDY, tmp_path, tmp_path / "none.md", stage="report", progress=False)
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_a_report_without_the_models_says_that_no_pair_is_shown(passing, tmp_path):
+    (tmp_path / "confirm.json").write_text(json.dumps(passing))
+    run_study(SMALL, tmp_path, tmp_path / "none.md", stage="report", progress=False)
+    page = (tmp_path / "report.html").read_text()
+    assert "No pair of texts is shown" in page
+    assert '"name":"contradictory"' not in page
+
+
+def test_full_models_are_measured_where_the_block_model_fails_and_missing_ones_are_named(
+    trained, failing, tmp_path, monkeypatch
+):
+    (one,) = failing["seeds"].values()
+    assert one["missing"] == []
+    assert one["full_gate"]["model"] == fingerprint(model_of(SMALL, trained, "full", 0))
+    assert not one["full_gate"]["passed"]
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "block-0").symlink_to(trained / "models" / "block-0")
+    monkeypatch.setattr(stages, "checked_pilot", lambda *_: "")
+    without = stages.confirm(SMALL, tmp_path, AGREED)
+    assert without["format"] == 2
+    assert without["seeds"]["0"]["missing"] == ["full", "standard"]
+    assert without["seeds"]["0"]["full_gate"] is None
+    assert told(without, "behaviour", "There was no Full and no standard model of seed 0")

@@ -12,6 +12,7 @@ from attention_residuals.contradiction.preregistration import (
     Preregistration,
     checked_pilot,
     filled_in,
+    filled_in_by,
     pilot_digest,
     planned_items,
 )
@@ -31,7 +32,9 @@ def write(path, block):
 def document(tmp_path):
     """A committed document for the tiny study, and what it says."""
     git(tmp_path, "init", "-q")
-    block = filled_in(STUDY, pilot="p", dz=1.4, design_effect=1.0, routes={"0": ["output < B1"]})
+    block = filled_in(
+        STUDY, pilot="p", dz=1.4, design_effect=1.0, routes={"0": ["output < B1"], "1": ["L1.mlp < B1"]}
+    )
     write(tmp_path / "preregistration.md", block)
     git(tmp_path, "add", ".")
     git(tmp_path, "commit", "-q", "-m", "preregistered")
@@ -42,7 +45,7 @@ def test_a_committed_document_is_taken(document):
     path, block = document
     found = preregistered(path, STUDY)
     assert found.num_items == block["num_items"]
-    assert found.routes == {"0": ("output < B1",)}
+    assert found.routes == {"0": ("output < B1",), "1": ("L1.mlp < B1",)}
     assert found.pilot == "p"
     assert len(found.sha256) == 64
     assert len(found.commit) == 40
@@ -103,7 +106,7 @@ def test_a_document_that_the_pilot_has_not_filled_in_is_refused(document):
 def test_too_few_items_are_refused_with_the_number_needed(document):
     path, block = document
     recommit(path, {**block, "num_items": 100, "planned_dz": 0.3, "design_effect": 2.0})
-    with pytest.raises(ConfigError, match=r"392 items or more(.|\n)*plan 292 more items"):
+    with pytest.raises(ConfigError, match=r"392 items or more(.|\n)*plans 292 more items"):
         preregistered(path, STUDY)
 
 
@@ -165,3 +168,75 @@ def test_a_missing_pilot_is_said(tmp_path):
     told = checked_pilot(tmp_path / "pilot.json", agreed)
     assert "unchecked" in told
     assert "--stage pilot" in told
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"num_items": "1010"}, "num_items='1010'(.|\n)*a whole number"),
+        ({"num_items": True}, "num_items=True"),
+        ({"planned_dz": "0.2"}, "planned_dz='0.2'(.|\n)*a number"),
+        ({"planned_dz": 0.0}, "planned_dz=0.0(.|\n)*above 0"),
+        ({"design_effect": float("nan")}, "design_effect=nan"),
+        ({"pilot": 7}, "pilot=7(.|\n)*a text"),
+        ({"routes": ["output < B1"]}, "lists of routes by seed"),
+        ({"routes": {}}, "lists of routes by seed"),
+        ({"routes": {"0": [], "1": ["output < B1"]}}, "lists of routes by seed"),
+        ({"routes": {"0": ["output < B1"]}}, "routes of the seeds 0(.|\n)*those of 0, 1"),
+        (
+            {"routes": {"0": ["output < B1"], "1": ["output < B9"]}},
+            "the route 'output < B9' of seed 1(.|\n)*output < B",
+        ),
+    ],
+)
+def test_a_block_that_no_pilot_can_have_printed_is_refused_before_anything_is_measured(document, change, why):
+    path, block = document
+    recommit(path, {**block, **change})
+    with pytest.raises(ConfigError, match=why):
+        preregistered(path, STUDY)
+
+
+def test_a_block_that_is_a_list_is_refused(document):
+    path, block = document
+    recommit(path, [block])
+    with pytest.raises(ConfigError, match=r"a list in its block(.|\n)*an object"):
+        preregistered(path, STUDY)
+
+
+SEEDS = {
+    str(seed): {
+        "behaviour": {"code": "a"},
+        "primary": {"dz": dz},
+        "design_effect": 1.5,
+        "routes": ["output < B1", "L1.mlp < B1"],
+    }
+    for seed, dz in enumerate((0.1, 0.5))
+}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"num_items": 900},
+        {"pilot_dz": 0.31},
+        {"planned_dz": 0.31},
+        {"design_effect": 1.4},
+        {"routes": {"0": ["output < B1"], "1": ["L1.mlp < B1"]}},
+        {"note": "more"},
+    ],
+)
+def test_a_block_that_was_edited_is_refused_where_the_pilot_is_there(document, change):
+    path, _ = document
+    block = filled_in_by(STUDY, SEEDS)
+    recommit(path, {**block, **change})
+    pilot = path.with_name("pilot.json")
+    assert (
+        preregistered(path, STUDY, pilot=pilot).num_items == {**block, **change}["num_items"]
+    )  # no pilot.json
+    pilot.write_text(json.dumps({"format": 1, "seeds": SEEDS}))
+    if change:
+        with pytest.raises(ConfigError, match=f"where {next(iter(change))}(.|\n)*the very block"):
+            preregistered(path, STUDY, pilot=pilot)
+    else:
+        assert preregistered(path, STUDY, pilot=pilot).num_items == block["num_items"]

@@ -125,3 +125,13 @@ def test_a_gap_in_a_line_is_refused(bad):
 def test_values_that_have_no_logarithm_are_refused(value):
     with pytest.raises(ConfigError, match="logarithmic=False"):
         profile({"a": [1.0, value]}, logarithmic=True)
+
+
+def test_a_profile_with_intervals_shows_both_ends_and_refuses_a_gap():
+    axes = profile({"a": [1.0, 2.0]}, intervals={"a": [(-0.5, 1.5), (1.0, 3.0)]}).axes[0]
+    corners = axes.collections[0].get_paths()[0].vertices
+    assert {-0.5, 1.5} <= set(corners[corners[:, 0] == 0, 1])
+    assert {1.0, 3.0} <= set(corners[corners[:, 0] == 1, 1])
+    assert axes.get_ylim()[0] < -0.5  # an axis from 0 would cut it off
+    with pytest.raises(NonFiniteError):
+        profile({"a": [1.0, 2.0]}, intervals={"a": [(0.5, math.nan), (1.0, 3.0)]})

@@ -60,10 +60,26 @@ class Contradiction:
 
     def run(self) -> int:
         """Runs the stages."""
-        study = Study() if self.config is None else study_of(read_json(self.config, newest=1)["study"])
+        study = Study() if self.config is None else _study_in(self.config)
         device = device_of(self.device)
         is_done = run_study(study, self.folder, self.preregistration, stage=self.stage, device=device)
         return 0 if is_done else INTERRUPTED
+
+
+def _study_in(path: Path) -> Study:
+    """Reads a study.json.
+
+    Raises:
+        ConfigError: It holds no study.
+    """
+    told = read_json(path, newest=1).get("study")
+    if not isinstance(told, dict):
+        raise ConfigError(
+            got=f"{path} with study={told!r}",
+            expected="a study",
+            do="name the study.json of a study's folder",
+        )
+    return study_of(told)
 
 
 @dataclass(frozen=True, kw_only=True)

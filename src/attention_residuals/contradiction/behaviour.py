@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from attention_residuals.contradiction.effects import Finding, finding
 from attention_residuals.contradiction.measurement import Measured
+from attention_residuals.contradiction.study import ITEM_SETS
 from attention_residuals.stats import crossed_effects
 from attention_residuals.stats.units import Numbers
 
@@ -20,6 +21,7 @@ __all__ = [
     "gate",
     "probe",
     "right_verdicts",
+    "true_verdicts",
 ]
 
 LEAST_SHARE = 0.75
@@ -98,9 +100,29 @@ def gate(measured: Measured, *, num_draws: int) -> Gate:
     return Gate(answers, verdicts, surprise, pull, share, found, tuple(failures))
 
 
-def right_verdicts(measured: Measured) -> npt.NDArray[np.bool_]:
-    """Says of each text, [items, u, p], whether its verdict is right."""
-    return np.asarray(measured["verdict"] * CONFLICT > 0)
+def true_verdicts(name: str) -> Numbers:
+    """Says of each text of a set, [u, p], whether the right verdict is "conflict" (1) or "fine" (-1).
+
+    Where the second claim is planted, the first one is wrong in all four texts, mended or not.
+
+    Args:
+        name: One of ``ITEM_SETS``.
+
+    Example:
+        >>> true_verdicts("main").tolist(), true_verdicts("corrected").tolist()
+        ([[-1.0, 1.0], [1.0, -1.0]], [[1.0, 1.0], [1.0, 1.0]])
+    """
+    return np.ones((2, 2)) if ITEM_SETS[name].get("kind") == "corrected" else CONFLICT
+
+
+def right_verdicts(measured: Measured, *, name: str = "main") -> npt.NDArray[np.bool_]:
+    """Says of each text, [items, u, p], whether its verdict is right.
+
+    Args:
+        measured: Of one model.
+        name: Of the set of items; see ``true_verdicts``.
+    """
+    return np.asarray(measured["verdict"] * true_verdicts(name) > 0)
 
 
 def probe(states_IUPD: Numbers, clusters: Sequence[str]) -> Probe:
@@ -125,14 +147,18 @@ def probe(states_IUPD: Numbers, clusters: Sequence[str]) -> Probe:
     return Probe(accuracy, _accuracy(states_IUPD, labels * turned[:, None, None], clusters))
 
 
-def accuracies(measured: Measured) -> dict[str, dict[str, float | int]]:
+def accuracies(measured: Measured, *, name: str = "main") -> dict[str, dict[str, float | int]]:
     """Gives by family the shares of right answers to consistent and to contradictory texts, and of right verdicts.
 
     ``items`` says of how many; each is two consistent and two contradictory texts.
+
+    Args:
+        measured: Of one model.
+        name: Of the set of items; see ``true_verdicts``.
     """
     families = np.array([cluster.split("/")[0] for cluster in measured.clusters])
     right = measured["right"]
-    verdicts = right_verdicts(measured)
+    verdicts = right_verdicts(measured, name=name)
     return {
         family: {
             "items": int(own.sum()),

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-__all__ = ["Claim", "claims_yaml", "primary_of"]
+__all__ = ["Claim", "away_p", "claims_yaml", "primary_of"]
 
 
 class Claim(NamedTuple):
@@ -52,3 +52,18 @@ def primary_of(routed: Mapping[str, Any], arm: str) -> dict[str, Any]:
     """
     found = {seed: one["routing"][arm] for seed, one in routed.items()}
     return {seed: one for seed, one in found.items() if one is not None}
+
+
+def away_p(found: Mapping[str, Any]) -> float:
+    """Ranks chosen routes among random ones the other way: how seldom random ones move as far from the other text.
+
+    Args:
+        found: ``chosen`` and ``random``, movement towards the other text's number.
+
+    Example:
+        >>> away_p({"chosen": -2.0, "random": [0.1, -0.3, 0.2]})
+        0.25
+    """
+    chosen: float = found["chosen"]
+    random: list[float] = found["random"]
+    return (1 + sum(one <= chosen for one in random)) / (1 + len(random))

@@ -11,9 +11,21 @@ from attention_residuals.contradiction.measurement import Measured
 from attention_residuals.errors import ConfigError, NonFiniteError
 from attention_residuals.stats import Ancova, ancova, crossed_effects
 from attention_residuals.stats.paired import flipped_sums
-from attention_residuals.stats.units import Numbers
+from attention_residuals.stats.units import Numbers, cluster_sums
 
-__all__ = ["CONTROLS", "Control", "Evidence", "all_controls", "surprise_edits"]
+__all__ = [
+    "CONTROLS",
+    "Control",
+    "Evidence",
+    "across_told",
+    "all_controls",
+    "surprise_edits",
+    "surprise_told",
+]
+
+
+ACROSS = "the same mean by construction, known less well: what differs between items is not taken out"
+"""Of matches of other items."""
 
 
 class Evidence(NamedTuple):
@@ -80,22 +92,31 @@ def _surprise(evidence: Evidence) -> Control:
     expected = "an effect of the contradiction at equal surprisal, of the same sign"
     try:
         found: Ancova = ancova(changes, costs, kinds, np.array(items))
+        by_template = ancova(changes, costs, kinds, np.tile(evidence.sets["main"].clusters, 4))
     except (ConfigError, NonFiniteError) as error:
         return Control(expected, f"not computed: {error.got}", None, ranges)
-    told = (
-        f"{found.effect:+.4f} nats [{found.low:+.4f}, {found.high:+.4f}], p {found.p:.2g}; a nat of surprisal is "
-        f"worth {found.slope:+.4f}; contradictions cost {ranges['mean_surprisal_of_contradictions']:.2f} nats, "
-        f"rare remarks {ranges['mean_surprisal_of_remarks']:.2f}"
-    )
     numbers = {
         "effect": found.effect,
         "low": found.low,
         "high": found.high,
         "p": found.p,
+        "template_p": by_template.p,
         "slope": found.slope,
+        **ranges,
     }
     is_same_way = found.effect * primary_effects(evidence.sets["main"]).mean() > 0
-    return Control(expected, told, bool(found.p <= 0.05 and is_same_way), {**numbers, **ranges})
+    return Control(expected, surprise_told(numbers), bool(found.p <= 0.05 and is_same_way), numbers)
+
+
+def surprise_told(numbers: Mapping[str, float]) -> str:
+    """Says what the analysis of covariance found, from its numbers; the preregistered p is that by items."""
+    by_template = f", {numbers['template_p']:.2g} by templates" if "template_p" in numbers else ""
+    return (
+        f"{numbers['effect']:+.4f} nats [{numbers['low']:+.4f}, {numbers['high']:+.4f}], p {numbers['p']:.2g} by items"
+        f"{by_template}; a nat of surprisal is worth {numbers['slope']:+.4f}; contradictions cost "
+        f"{numbers['mean_surprisal_of_contradictions']:.2f} nats, rare remarks "
+        f"{numbers['mean_surprisal_of_remarks']:.2f}"
+    )
 
 
 def _before(evidence: Evidence) -> Control:
@@ -108,10 +129,13 @@ def _before(evidence: Evidence) -> Control:
 
 
 def _shuffled(evidence: Evidence) -> Control:
-    effects = primary_effects(evidence.sets["main"])
-    shuffled, _ = flipped_sums(effects[:, None], evidence.num_draws, 1)
+    main = evidence.sets["main"]
+    effects = primary_effects(main)
+    # The primary test turns whole templates, too: their items are alike.
+    sums = cluster_sums(effects, np.asarray(main.clusters))
+    shuffled, _ = flipped_sums(sums[:, None], evidence.num_draws, 1)
     reach = float(np.quantile(np.abs(shuffled), 0.95) / len(effects))
-    told = f"95 % of shuffles within {reach:.4f} nats of 0; measured {effects.mean():+.4f}"
+    told = f"95 % of shuffles of whole templates within {reach:.4f} nats of 0; measured {effects.mean():+.4f}"
     numbers = {"reach": reach, "estimate": float(effects.mean())}
     return Control(
         "the effect outside of what shuffled labels give", told, abs(effects.mean()) > reach, numbers
@@ -127,7 +151,23 @@ def _across(evidence: Evidence) -> Control:
         other[own] = np.roll(own, 1)
     mismatch, match = (clr[:, 0, 1] + clr[:, 1, 0]) / 2, (clr[:, 0, 0] + clr[:, 1, 1]) / 2
     found = finding(mismatch[other] - match, main.clusters, num_draws=evidence.num_draws)
-    return _effect("the same mean, known less well: other items differ in more", found, holds=None)
+    within = evidence.effect("main")
+    numbers = {
+        "estimate": found.estimate,
+        "low": found.low,
+        "high": found.high,
+        "low within items": within.low,
+        "high within items": within.high,
+    }
+    return Control(ACROSS, across_told(numbers), None, numbers)
+
+
+def across_told(numbers: Mapping[str, float]) -> str:
+    """Says what pairs of other items show; their mean, and p by templates, are the primary ones by construction."""
+    return (
+        f"{numbers['estimate']:+.4f} nats, interval [{numbers['low']:+.4f}, {numbers['high']:+.4f}]; within items "
+        f"[{numbers['low within items']:+.4f}, {numbers['high within items']:+.4f}]"
+    )
 
 
 def _uniform(evidence: Evidence) -> Control:

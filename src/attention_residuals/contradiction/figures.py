@@ -23,6 +23,9 @@ FIGURES = ("behaviour", "primary", "profile-attention", "profile-mlp", "cells", 
 DISTANCES = {"distance 1": "1 step", "main": "2 steps", "distance 3": "3 steps"}
 """Sets of derived items by how far the claim is from its statement."""
 
+BY_DISTANCE = {"derived": tuple(DISTANCES), "copied": ("copied, distance 1", "copied", "copied, distance 3")}
+"""Sets of items at 1, 2 and 3 steps, by the kind of their claim."""
+
 
 class Drawn(NamedTuple):
     """A figure with what the page says of it."""
@@ -121,8 +124,11 @@ def _primary(result: Result, routed: Result) -> Drawn:
         if together["low"] is not None:
             rows["mean (Student)"] = {"": Interval(together["mean"], together["low"], together["high"])}
         panels[name] = rows
-    models = {seed: routed[seed]["routing"]["full_model"][:12] for seed in primary_of(routed, "full")}
-    full = ", ".join(f"seed {seed} {model}" for seed, model in models.items()) or "none passes the gate"
+    gates = {seed: one["full_gate"] for seed, one in routed.items()}
+    full = ", ".join(
+        f"seed {seed} {one['model'][:12] if one['passed'] else 'fails the gate'}"
+        for seed, one in gates.items()
+    )
     below = origin(result, routed, f"{_num_items(routed)} items, at the answer token")
     figure = interval_plot(
         panels,
@@ -137,19 +143,25 @@ def _primary(result: Result, routed: Result) -> Drawn:
 
 
 def _profile(result: Result, routed: Result, kind: str) -> Drawn:
-    lines = {}
+    lines, intervals = {}, {}
+    first = 0 if kind == "mlp" else 1  # the first read of attention has no choice
     for seed, one in routed.items():
-        own = [value for site, value in one["routing"]["profile"].items() if site.endswith(kind)]
-        lines[f"seed {seed}"] = own if kind == "mlp" else [0.0, *own]  # the first read has no choice
+        name, profile = f"seed {seed}", one["routing"]["profile"]
+        sites = [site for site in profile if site.endswith(kind)]
+        lines[name] = [0.0] * first + [profile[site] for site in sites]
+        if (known := one["routing"]["profile_intervals"]) is not None:
+            intervals[name] = [(0.0, 0.0)] * first + [(known[site][0], known[site][1]) for site in sites]
     figure = layer_profile(
         lines,
+        intervals=intervals,
         y_label="crossed effect on clr of the embedding, nats",
         title=f"Effect of a contradiction at the answer, {kind} reads",
         footer=origin(result, routed, f"{_num_items(routed)} items, at the answer token"),
     )
     ends = ", ".join(f"{name} from {min(line):+.3f} to {max(line):+.3f}" for name, line in lines.items())
-    first = " The first one has a single source, so its weight cannot change." if kind == "attention" else ""
-    return Drawn(figure, f"Layer by layer, {kind} reads.{first}", f"Lines: {ends}.")
+    single = " The first one has a single source, so its weight cannot change." if first else ""
+    bands = "Bands: 95 %, clustered by template." if intervals else "No interval of a single read was kept."
+    return Drawn(figure, f"Layer by layer, {kind} reads.{single} {bands}", f"Lines: {ends}.")
 
 
 def _cells(result: Result, routed: Result) -> Drawn | None:
@@ -205,7 +217,7 @@ def _marks(panel: Routing, named: Sequence[str] | set[str]) -> torch.Tensor:
 
 def _distance(result: Result, routed: Result) -> Drawn:
     panels: dict[str, dict[str, dict[str, Interval]]] = {}
-    for kind in ("derived", "copied"):
+    for kind in BY_DISTANCE:
         rows: dict[str, dict[str, Interval]] = {}
         for number, steps in enumerate(DISTANCES.values(), start=1):
             for seed, one in routed.items():
@@ -215,17 +227,16 @@ def _distance(result: Result, routed: Result) -> Drawn:
                     found[label], found[f"{label} low"], found[f"{label} high"]
                 )
         panels[f"{kind} claims"] = rows
-    first = next(iter(routed.values()))["behaviour"]["accuracy"]
-    counts = [sum(family["items"] for family in first[own].values()) for own in DISTANCES]
+    measured = next(iter(routed.values()))["behaviour"]["accuracy"]
+    numbers = {name: sum(one["items"] for one in families.values()) for name, families in measured.items()}
+    counts = "; ".join(
+        f"{', '.join(str(numbers[name]) for name in sets)} {kind} items" for kind, sets in BY_DISTANCE.items()
+    )
     figure = interval_plot(
         panels,
         x_label="crossed effect on clr of the embedding, nats",
         title="The primary number by kind of claim and its distance from the statement",
-        footer=origin(
-            result,
-            routed,
-            f"{', '.join(map(str, counts))} derived items at 1, 2, 3 steps, at the answer token",
-        ),
+        footer=origin(result, routed, f"{counts} at 1, 2, 3 steps, at the answer token"),
     )
     told = "; ".join(
         f"{kind}, {steps}, {seed} {found.estimate:+.3f}"

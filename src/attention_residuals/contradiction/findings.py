@@ -25,7 +25,7 @@ from attention_residuals.contradiction.study import Study
 from attention_residuals.data.synthetic import CLAIM_PLACES, Item
 from attention_residuals.errors import NonFiniteError
 from attention_residuals.models import LanguageModel
-from attention_residuals.stats import crossed_effects, rank_correlation, restoration
+from attention_residuals.stats import bootstrap, crossed_effects, rank_correlation, restoration
 from attention_residuals.stats.units import Numbers
 
 __all__ = ["behaviour_of", "causes_of", "chosen_routes", "plain", "routing_of"]
@@ -42,7 +42,7 @@ def behaviour_of(sets: dict[str, Measured], *, num_draws: int) -> tuple[Gate, di
     told = {
         "passed": found.is_passed,
         **plain(found),
-        "accuracy": {name: accuracies(measured) for name, measured in sets.items()},
+        "accuracy": {name: accuracies(measured, name=name) for name, measured in sets.items()},
         "model": sets["main"].about["model"],
         "items": sets["main"].about["items"],
         "code": sets["main"].about["code"],
@@ -50,30 +50,32 @@ def behaviour_of(sets: dict[str, Measured], *, num_draws: int) -> tuple[Gate, di
     return found, told
 
 
-def routing_of(evidence: Evidence, full: Measured) -> dict[str, Any]:
+def routing_of(evidence: Evidence, full: Measured | None) -> dict[str, Any]:
     """Says what routing does where a step contradicts an earlier one.
 
     Args:
         evidence: Of one seed.
-        full: Main items on the Full model of the same seed; of its routing nothing is said where it fails the gate.
+        full: Main items on the Full model of the same seed; None where it fails the gate.
     """
     main, draws = evidence.sets["main"], evidence.num_draws
-    full_gate = gate(full, num_draws=draws)
 
     def of(measured: Measured, name: str = "clr", place: str = "answer") -> dict[str, Any]:
         effects = primary_effects(measured, name=name, place=place)
         return dict(plain(finding(effects, measured.clusters, num_draws=draws)))
 
-    profile = crossed_effects(main.at("clr", "answer")).mean(0)
+    by_read = crossed_effects(main.at("clr", "answer"))
+    profile = {
+        site: bootstrap(by_read[:, place], clusters=np.asarray(main.clusters), num_resamples=draws)
+        for place, site in enumerate(main.sites)
+    }
     cells = cell_tests(main, num_draws=draws)
     return {
         "primary": of(main),
-        "full": of(full) if full_gate.is_passed else None,
-        "full_failures": list(full_gate.failures),
-        "full_model": full.about["model"],
+        "full": of(full) if full is not None else None,
         "places": {place: of(main, place=place) for place in CLAIM_PLACES},
         "numbers": {name: of(main, name) for name in ROUTING},
-        "profile": dict(zip(main.sites, profile.tolist(), strict=True)),
+        "profile": {site: one.estimate for site, one in profile.items()},
+        "profile_intervals": {site: plain([one.low, one.high]) for site, one in profile.items()},
         "cells": plain(cells),
         "controls": {name: plain(control) for name, control in all_controls(evidence).items()},
     }

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 from torch import Tensor
 
@@ -19,7 +20,7 @@ from attention_residuals.contradiction.predictions import predictions, remark_te
 from attention_residuals.contradiction.study import cluster_of, digest
 from attention_residuals.data.synthetic import CLAIM_PLACES, Item
 from attention_residuals.durable import write_bytes, write_new
-from attention_residuals.errors import ConfigError, nearest
+from attention_residuals.errors import CheckpointError, ConfigError, nearest
 from attention_residuals.models import LanguageModel
 from attention_residuals.models.weights import fingerprint, read_json, sha256
 from attention_residuals.stats.units import Numbers
@@ -103,8 +104,17 @@ class Measured:
             CheckpointError: A file is missing or damaged.
         """
         told = read_json(path.with_suffix(".json"), newest=1)
-        names = {name: tuple(told[name]) for name in ("items", "clusters", "sites", "cells")}
-        return cls(**names, arrays=load_file(path), about=told["about"])
+        try:
+            names = {name: tuple(told[name]) for name in ("items", "clusters", "sites", "cells")}
+            about, wanted = told["about"], told["sha256"]
+        except KeyError as error:
+            raise _damaged(path.with_suffix(".json"), f"without {error}", "what was measured") from error
+        if sha256(path) != wanted:
+            raise _damaged(path, f"with SHA-256 {sha256(path)[:12]}", f"{str(wanted)[:12]}, as it was saved")
+        try:
+            return cls(**names, arrays=load_file(path), about=about)
+        except SafetensorError as error:
+            raise _damaged(path, f"that cannot be read ({error})", "arrays") from error
 
 
 def measure(model: LanguageModel, items: Sequence[Item], *, static: Means | None = None) -> Measured:
@@ -198,6 +208,12 @@ def middle_third(sites: Sequence[str], kind: str = "attention") -> list[int]:
 def items_digest(items: Sequence[Item]) -> str:
     """Returns the SHA-256 of the texts of items."""
     return digest([[item.name, item.ids.tolist(), item.rare.tolist(), dict(item.places)] for item in items])
+
+
+def _damaged(path: Path, found: str, expected: str) -> CheckpointError:
+    return CheckpointError(
+        got=f"{path} {found}", expected=expected, do="delete it and the file beside it, and measure again"
+    )
 
 
 @cache

@@ -14,7 +14,7 @@ from attention_residuals.train import Saving, load_checkpoint_model, newest_chec
 from attention_residuals.train.checkpoint import step_of
 from attention_residuals.train.trainer import initial_model
 
-__all__ = ["MADE", "model_of", "prepared_corpus", "run_folder", "train_models"]
+__all__ = ["MADE", "model_of", "prepared_corpus", "run_folder", "train_models", "unfinished"]
 
 MADE = ("zero-query", "untrained")
 """Models that need no training: the Block one with all pseudo-queries 0, and the Block one as it starts."""
@@ -84,6 +84,15 @@ def train_models(
     return not elsewhere
 
 
+def unfinished(study: Study, folder: Path, seed: int) -> list[str]:
+    """Names the arms of a seed that are not trained to their end in this folder.
+
+    Raises:
+        CheckpointError: The folder holds another run.
+    """
+    return [arm for arm in ARMS if _steps(study, folder, arm, seed) != study.train.num_steps]
+
+
 def model_of(study: Study, folder: Path, arm: str, seed: int) -> LanguageModel:
     """Opens a trained model, or makes one of ``MADE`` from the Block one.
 
@@ -101,10 +110,10 @@ def model_of(study: Study, folder: Path, arm: str, seed: int) -> LanguageModel:
     if arm == "untrained":
         return initial_model(config).requires_grad_(False)
     place = run_folder(folder, trained, seed)
-    newest = newest_checkpoint(place, config) if place.is_dir() else None
-    if newest is None or step_of(newest) != config.num_steps:
+    steps = _steps(study, folder, trained, seed)
+    if steps != config.num_steps:
         raise CheckpointError(
-            got=f"{place}, at {'no checkpoint' if newest is None else newest.name}",
+            got=f"{place}, at {'no checkpoint' if steps is None else f'step {steps}'}",
             expected=f"a run of {config.num_steps} steps",
             do="attnres study contradiction --stage train, which goes on where it stopped",
         )
@@ -114,3 +123,9 @@ def model_of(study: Study, folder: Path, arm: str, seed: int) -> LanguageModel:
             if name.endswith("pseudo_query"):
                 parameter.zero_()
     return model
+
+
+def _steps(study: Study, folder: Path, arm: str, seed: int) -> int | None:
+    place = run_folder(folder, arm, seed)
+    newest = newest_checkpoint(place, study.train_config(arm, seed)) if place.is_dir() else None
+    return None if newest is None else step_of(newest)

@@ -8,11 +8,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from attention_residuals.configs import encode
+from attention_residuals.contradiction.filled_in import check_filled_in, check_routes
 from attention_residuals.contradiction.study import Study, digest
 from attention_residuals.errors import ConfigError
 from attention_residuals.models.weights import read_json
 from attention_residuals.stats import needed_items
+from attention_residuals.train.config import first_difference
 from attention_residuals.train.environment import git
 
 __all__ = [
@@ -22,6 +26,7 @@ __all__ = [
     "Preregistration",
     "checked_pilot",
     "filled_in",
+    "filled_in_by",
     "pilot_digest",
     "planned_items",
     "preregistered",
@@ -91,16 +96,33 @@ def filled_in(
     }
 
 
-def preregistered(path: Path, study: Study) -> Preregistration:
+def filled_in_by(study: Study, seeds: Mapping[str, Any]) -> dict[str, Any]:
+    """Makes that part from the results of a pilot.
+
+    Args:
+        study: What the pilot was run with.
+        seeds: What pilot.json holds of each seed.
+    """
+    return filled_in(
+        study,
+        pilot=pilot_digest(seeds),
+        dz=float(np.median([one["primary"]["dz"] for one in seeds.values()])),
+        design_effect=float(np.median([one["design_effect"] for one in seeds.values()])),
+        routes={seed: one["routes"] for seed, one in seeds.items()},
+    )
+
+
+def preregistered(path: Path, study: Study, *, pilot: Path | None = None) -> Preregistration:
     """Reads the document, and refuses one that was not committed as it is, or does not fit the study.
 
     Args:
         path: Of the document, in a git repository.
         study: What will be run.
+        pilot: Of pilot.json; where there is one, what it filled in must be what it fills in.
 
     Raises:
-        ConfigError: It is missing, not filled in, not committed, changed since, for another study, or plans
-            too few items.
+        ConfigError: It is missing, not filled in, not committed, changed since, for another study, plans too few
+            items, names routes that the model does not have, or was filled in by hand.
     """
     if not path.is_file():
         raise ConfigError(got=f"no {path}", expected="the preregistration", do="write it before the run")
@@ -114,6 +136,7 @@ def preregistered(path: Path, study: Study) -> Preregistration:
             expected="what the pilot fills in",
             do="attnres study contradiction --stage pilot prints it; put it in, and commit",
         )
+    check_filled_in(path, found)
     if found["study"] != digest(encode(study)):
         raise ConfigError(
             got=f"{path} for the study {found['study'][:12]}, and this one is {digest(encode(study))[:12]}",
@@ -126,8 +149,11 @@ def preregistered(path: Path, study: Study) -> Preregistration:
             got=f"{found['num_items']} items for an effect of dz {found['planned_dz']:g}",
             expected=f"{needed} items or more: 80 % power at alpha {ALPHA:g}, with a design effect of "
             f"{found['design_effect']:g}",
-            do=f"plan {needed - found['num_items']} more items, or plan for a larger effect and say so",
+            do=f"put back the block that --stage pilot prints, which plans {needed - found['num_items']} more items",
         )
+    check_routes(path, found["routes"], study)
+    if pilot is not None and pilot.is_file():
+        _check_pilots_block(path, found, pilot, study)
     routes = {seed: tuple(one) for seed, one in found["routes"].items()}
     return Preregistration(
         hashlib.sha256(content).hexdigest(), commit, found["num_items"], routes, found["pilot"]
@@ -184,6 +210,17 @@ def checked_pilot(path: Path, agreed: Preregistration) -> str:
     return f"{path.name} is the pilot that filled in the preregistration"
 
 
+def _check_pilots_block(path: Path, found: Mapping[str, Any], pilot: Path, study: Study) -> None:
+    difference = first_difference(found, filled_in_by(study, read_json(pilot, newest=1)["seeds"]))
+    if difference is not None:
+        raise ConfigError(
+            got=f"{path} and {pilot}, where {difference}",
+            expected="the very block that the pilot's results give",
+            do="put the block that --stage pilot prints into the document and commit it with the reason, before "
+            "anything is confirmed; or put back the pilot.json that filled it in",
+        )
+
+
 def _facts(path: Path, text: str) -> dict[str, Any]:
     blocks = re.findall(r"^```json\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     if len(blocks) != 1:
@@ -196,7 +233,13 @@ def _facts(path: Path, text: str) -> dict[str, Any]:
         raise ConfigError(
             got=f"{path}: {error}", expected="JSON", do="copy the pilot's block again"
         ) from error
-    return dict(facts)
+    if not isinstance(facts, dict):
+        raise ConfigError(
+            got=f"{path} with a {type(facts).__name__} in its block",
+            expected="an object, with study, pilot, routes and so on",
+            do="copy the pilot's block again",
+        )
+    return facts
 
 
 def _committed(path: Path) -> str:

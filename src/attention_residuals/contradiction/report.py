@@ -9,7 +9,8 @@ import torch
 from attention_residuals.contradiction.claims import Claim, claims_yaml
 from attention_residuals.contradiction.conclusions import conclusions
 from attention_residuals.contradiction.figures import FIGURES, figures
-from attention_residuals.contradiction.models import model_of
+from attention_residuals.contradiction.models import model_of, unfinished
+from attention_residuals.contradiction.results import read_results
 from attention_residuals.contradiction.sections import sections
 from attention_residuals.contradiction.study import Study
 from attention_residuals.contradiction.tables import TABLES, tables
@@ -17,7 +18,7 @@ from attention_residuals.csv_text import csv_text
 from attention_residuals.data.synthetic import step_tokenizer
 from attention_residuals.durable import write_bytes
 from attention_residuals.errors import ConfigError
-from attention_residuals.models.weights import read_json
+from attention_residuals.models.weights import fingerprint
 from attention_residuals.page import PageContent, Recorded, ReportFigure, write
 from attention_residuals.plots import png_bytes, svg_bytes
 from attention_residuals.trace import Recorder
@@ -25,6 +26,8 @@ from attention_residuals.trace import Recorder
 __all__ = ["write_report"]
 
 Result = Mapping[str, Any]
+
+NO_EXAMPLE = " No pair of texts is shown read by read: this report was made in a folder without the models."
 
 TITLE = "Does a model look back when a step contradicts an earlier one?"
 
@@ -41,7 +44,8 @@ def write_report(study: Study, folder: Path, *, device: str = "cpu") -> tuple[Cl
         What is claimed.
 
     Raises:
-        ConfigError: There is no confirm.json yet, or there is a report already.
+        ConfigError: There is no confirm.json yet, it is of another study or of other models than those of the
+            folder, or there is a report already.
     """
     path = folder / "confirm.json"
     if (folder / "report.html").exists():
@@ -56,7 +60,8 @@ def write_report(study: Study, folder: Path, *, device: str = "cpu") -> tuple[Cl
             expected="the results of the confirming run",
             do="attnres study contradiction --stage confirm",
         )
-    result = read_json(path, newest=1)
+    result = read_results(path, study)
+    _check_models(study, folder, result)
     claims = conclusions(result)
     about = {
         "preregistration": str(result["preregistration"]["sha256"]),
@@ -68,10 +73,12 @@ def write_report(study: Study, folder: Path, *, device: str = "cpu") -> tuple[Cl
     }
     is_shown = any(claim.about == "routing" for claim in claims)
     pictures = _written(result, claims, folder)
-    first, second, control = _example(study, folder, device) if is_shown else (None, None, None)
+    is_trained = "block" not in unfinished(study, folder, study.seeds[0])
+    example = _example(study, folder, device) if is_shown and is_trained else (None, None, None)
+    first, second, control = example
     content = PageContent(
         title=TITLE,
-        lead=_lead(result),
+        lead=_lead(result) + (NO_EXAMPLE if is_shown and not is_trained else ""),
         sections=tuple(sections(result, claims, pictures)),
         about=about,
         first=first,
@@ -103,6 +110,21 @@ def _written(result: Result, claims: tuple[Claim, ...], folder: Path) -> dict[st
         else:
             (folder / path).unlink(missing_ok=True)
     return pictures
+
+
+def _check_models(study: Study, folder: Path, result: Result) -> None:
+    """Refuses results of other models than those that are in the folder; models may be gone."""
+    for seed in study.seeds:
+        if "block" in unfinished(study, folder, seed):
+            continue
+        theirs = str(result["seeds"][str(seed)]["behaviour"]["model"])
+        ours = fingerprint(model_of(study, folder, "block", seed))
+        if theirs != ours:
+            raise ConfigError(
+                got=f"{folder / 'confirm.json'} with results of the Block model {theirs[:12]} for seed {seed}",
+                expected=f"results of the one in this folder, {ours[:12]}",
+                do="run --stage confirm here, or make the report in the folder that the results are from",
+            )
 
 
 def _lead(result: Result) -> str:

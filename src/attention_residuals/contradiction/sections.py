@@ -64,11 +64,16 @@ def _accuracy(result: Result) -> Section:
     for seed, one in result["seeds"].items():
         for name, families in one["behaviour"]["accuracy"].items():
             for family, found in families.items():
-                shares = (f"{found[key]:.1%}" for key in ("consistent", "contradictory", "verdict"))
-                rows.append((f"{seed}: {name}", family, *shares))
+                shares = (found[key] for key in ("consistent", "contradictory", "verdict"))
+                told = ("not scored" if share is None else f"{share:.1%}" for share in shares)
+                rows.append((f"{seed}: {name}", family, *told))
     return Section(
         heading="What the Block models answer, by family, kind and distance",
-        paragraphs=("The right answer follows from the statements, also where a claim contradicts them.",),
+        paragraphs=(
+            "The right answer follows from the statements, also where a claim contradicts them. Where a first claim is "
+            'mended or repeated (corrected), the right verdict is "conflict" for all four texts; results of format 1 '
+            "scored it otherwise, and that share is left out.",
+        ),
         table=tuple(rows),
     )
 

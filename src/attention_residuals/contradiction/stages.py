@@ -28,15 +28,15 @@ from attention_residuals.contradiction.findings import (
     routing_of,
 )
 from attention_residuals.contradiction.measurement import Measured, code_digest, equal_shaped, measured_once
-from attention_residuals.contradiction.models import MADE, model_of, train_models
+from attention_residuals.contradiction.models import MADE, model_of, train_models, unfinished
 from attention_residuals.contradiction.preregistration import (
     Preregistration,
     checked_pilot,
-    filled_in,
-    pilot_digest,
+    filled_in_by,
     preregistered,
 )
 from attention_residuals.contradiction.report import write_report
+from attention_residuals.contradiction.results import FORMAT
 from attention_residuals.contradiction.study import ITEM_SETS, Study, digest, least_items
 from attention_residuals.data.synthetic import Item
 from attention_residuals.data.synthetic.problems import Split
@@ -91,7 +91,7 @@ def run_study(
             found = pilot(study, folder, note=note, device=device)
             note("for the preregistration:\n```json\n" + json.dumps(found["filled_in"], indent=1) + "\n```")
         elif one == "confirm":
-            agreed = preregistered(preregistration, study)
+            agreed = preregistered(preregistration, study, pilot=folder / "pilot.json")
             note(f"preregistration {agreed.sha256}, committed in {agreed.commit[:12]}")
             confirm(study, folder, agreed, note=note, device=device)
         else:
@@ -135,25 +135,14 @@ def pilot(
         What pilot.json holds; ``filled_in`` is for the preregistration.
     """
     seeds: dict[str, Any] = {}
-    sizes, wide, routes = [], [], {}
     names = ("main", "distance 1", "distance 3")
     for seed in study.seeds:
         note(f"pilot: seed {seed}")
         numbers = dict.fromkeys(names, study.pilot_items)
         key = [encode(study), seed, code_digest()]
-        found = _once(folder / "pilot", key, partial(_piloted, study, folder, seed, numbers, device))
-        seeds[str(seed)] = found
-        sizes.append(found["primary"]["dz"])
-        wide.append(found["design_effect"])
-        routes[str(seed)] = found["routes"]
-    block = filled_in(
-        study,
-        pilot=pilot_digest(seeds),
-        dz=float(np.median(sizes)),
-        design_effect=float(np.median(wide)),
-        routes=routes,
-    )
-    result = {"format": 1, "seeds": seeds, "filled_in": block}
+        run = partial(_piloted, study, folder, seed, numbers, device)
+        seeds[str(seed)] = _once(folder / "pilot", key, run)
+    result = {"format": 1, "seeds": seeds, "filled_in": filled_in_by(study, seeds)}
     write_bytes(folder / "pilot.json", (json.dumps(result, indent=1) + "\n").encode())
     return result
 
@@ -186,7 +175,7 @@ def confirm(
     seeds: dict[str, Any] = {}
     for seed in study.seeds:
         note(f"confirm: seed {seed}")
-        key = [encode(study), agreed.sha256, seed, code_digest()]
+        key = [encode(study), agreed.sha256, seed, code_digest(), unfinished(study, folder, seed)]
         seeds[str(seed)] = _once(
             folder / "confirm",
             key,
@@ -198,7 +187,7 @@ def confirm(
         found = primary_of(passing, name).values()
         together[name] = plain(over_seeds([Finding(**one) for one in found])) if found else None
     result = {
-        "format": 1,
+        "format": FORMAT,
         "preregistration": agreed._asdict(),
         "study": digest(encode(study)),
         "seeds": seeds,
@@ -227,21 +216,28 @@ def _piloted(
 def _confirmed(
     study: Study, folder: Path, agreed: Preregistration, seed: int, numbers: Mapping[str, int], device: str
 ) -> dict[str, Any]:
-    """Measures and tests one seed; a model that fails the gate is left alone after that."""
+    """Measures and tests one seed; of a model that fails the gate nothing more is measured, a Full one too."""
     sets, model, items = _block_sets(study, folder, "confirm", seed, numbers, device)
     passed, told = behaviour_of(sets, num_draws=study.num_draws)
-    found: dict[str, Any] = {"behaviour": told, "routing": None, "causes": None}
+
+    def on(arm: str) -> Measured:
+        return measured_once(
+            folder / "measured", model_of(study, folder, arm, seed).to(device), items["main"]
+        )
+
+    missing = unfinished(study, folder, seed)
+    found: dict[str, Any] = {"behaviour": told, "full_gate": None, "missing": missing}
+    found |= {"routing": None, "causes": None}
+    full = on("full") if passed.is_passed or "full" not in missing else None
+    if full is not None:
+        _, found["full_gate"] = behaviour_of({"main": full}, num_draws=study.num_draws)
     if not passed.is_passed:
         return found
-    place = folder / "measured"
-    models = {
-        arm: measured_once(place, model_of(study, folder, arm, seed).to(device), items["main"])
-        for arm in (*MADE, "standard", "full")
-    }
+    models = {arm: on(arm) for arm in (*MADE, "standard")}
     means = dataset_mean(model, _texts(items["main"], device))
-    models["static"] = measured_once(place, model, items["main"], static=means)
+    models["static"] = measured_once(folder / "measured", model, items["main"], static=means)
     evidence = Evidence(sets, models, study.num_draws)
-    found["routing"] = routing_of(evidence, models["full"])
+    found["routing"] = routing_of(evidence, full if found["full_gate"]["passed"] else None)
     found["causes"] = causes_of(study, model, items["main"], sets["main"], agreed.routes[str(seed)])
     return found
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from attention_residuals.contradiction.causal import DIRECTIONS, METRICS
-from attention_residuals.contradiction.claims import Claim
+from attention_residuals.contradiction.claims import Claim, away_p
 from attention_residuals.contradiction.study import ITEM_SETS
 from attention_residuals.data.synthetic import StepItems
 
@@ -81,17 +81,21 @@ def _accuracy(seeds: Result) -> Iterator[tuple[Any, ...]]:
 
 
 def _gate(seeds: Result) -> Iterator[tuple[Any, ...]]:
+    """Rows of Block and Full models; what was not measured, or not kept, is empty."""
     shares = ("answers", "verdicts", "flips")
     tested = [f"{name}_{key}" for name in ("surprise", "pull") for key in _TESTED]
-    yield ("seed", "passed", *shares, *tested, "probe", "probe_shuffled", "failures", "model")
+    yield ("seed", "arm", "passed", *shares, *tested, "probe", "probe_shuffled", "failures", "model")
     for seed, one in seeds.items():
-        found = one["behaviour"]
-        numbers = [found[name][key] for name in ("surprise", "pull") for key in _TESTED]
-        probe = found["probe"]
-        yield (
-            *(seed, found["passed"], *(found[name] for name in shares), *numbers),
-            *(probe["accuracy"], probe["shuffled"], "; ".join(found["failures"]), found["model"]),
-        )
+        for arm, found in (("Block", one["behaviour"]), ("Full", one["full_gate"])):
+            if found is None:
+                yield (seed, arm, *([None] * (len(shares) + len(tested) + 3)), "not measured", None)
+                continue
+            numbers = [found.get(name, {}).get(key) for name in ("surprise", "pull") for key in _TESTED]
+            probe = found.get("probe", {})
+            yield (
+                *(seed, arm, found["passed"], *(found.get(name) for name in shares), *numbers),
+                *(probe.get("accuracy"), probe.get("shuffled"), "; ".join(found["failures"]), found["model"]),
+            )
 
 
 def _controls(routed: Result) -> Iterator[tuple[Any, ...]]:
@@ -153,6 +157,7 @@ def _restoration(routed: Result) -> Iterator[tuple[Any, ...]]:
         *moved,
         "total",
         "p_among_random",
+        "p_other_way",
         "kl_nats",
         "mass",
     )
@@ -168,6 +173,7 @@ def _restoration(routed: Result) -> Iterator[tuple[Any, ...]]:
                         *(None if is_random else own["moved"][name] for name in (*_INTERVAL, "p")),
                         None if is_random else own["total"]["estimate"],
                         patches["random"][metric]["p"] if patch == "weights" else None,
+                        away_p(patches["random"][metric]) if patch == "weights" else None,
                         *(found.get("divergence"), found["mass"]),
                     )
 

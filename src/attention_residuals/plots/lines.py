@@ -71,6 +71,7 @@ def layer_profile(
     title: str,
     footer: str,
     logarithmic: bool = False,
+    intervals: Mapping[str, Sequence[tuple[float, float]]] | None = None,
 ) -> Figure:
     """Draws a value layer by layer, a line for each model (paper, Fig. 5b and 5c).
 
@@ -80,6 +81,7 @@ def layer_profile(
         title: What the figure shows.
         footer: What it is from.
         logarithmic: Equal ratios look equal; else the axis starts at 0, or below where values do.
+        intervals: By the same names, the lower and the upper end at each layer; drawn as bands.
 
     Raises:
         ConfigError: No profile, an empty one, or a value of 0 or less on a logarithmic axis.
@@ -93,13 +95,23 @@ def layer_profile(
         [0.0, 1.0, 2.0]
     """
     _check(profiles)
+    bands = {name: np.array(ends, dtype=float) for name, ends in (intervals or {}).items()}
+    if bands:
+        _check({name: list(band.flat) for name, band in bands.items()})
     every_value = [value for values in profiles.values() for value in values]
+    every_value += [end for band in bands.values() for end in band.flat]
     if logarithmic:
         _check_logarithms(every_value)
     with style.applied():
         figure = style.new_figure(title, footer, width=7.5, body=3.8, key=_key(profiles))
         axes = figure.add_subplot()
         _draw(axes, {name: np.array(list(enumerate(values)), float) for name, values in profiles.items()})
+        for number, name in enumerate(profiles):
+            if name in bands:
+                colour = style.COLOURS[number % len(style.COLOURS)]
+                axes.fill_between(
+                    range(len(bands[name])), *bands[name].T, color=colour, alpha=0.15, linewidth=0
+                )
         _add_names(figure, list(profiles))
         axes.set_xlabel("layer")
         axes.set_ylabel(style.plain(y_label))
