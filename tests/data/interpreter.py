@@ -133,10 +133,10 @@ def understood(family, sentence, *verbs):
 
 def read(family, text):
     """Works a text out; a sentence that no pattern knows is an error, and so is a wrong answer or recap."""
-    story, _, end = text.partition(" . check")
-    *steps, answer = story.split(" . ")
+    story, _, end = text.removesuffix(" .").partition(" . check ")
+    verdict, answer, *rest = end.split(" . ")
     known, told, distances, conflict = {}, {}, [], False
-    for place, step in enumerate(steps):
+    for place, step in enumerate(story.split(" . ")):
         match, sign, verb, written = understood(family, step, "state", "claim", "again", "next")
         name = match["N"]
         if verb == "state":
@@ -151,15 +151,14 @@ def read(family, text):
             known[name], told[name] = true, told[source]
     answered, *_ = understood(family, answer, "answer")
     assert known[answered["N"]] == answered["V"], text
-    verdict, _, rest = end.strip().partition(" . ")
-    for sentence in filter(None, rest.removesuffix(" .").split(" . ")):
+    for sentence in rest:
         fact = FACT.fullmatch(sentence)
         if fact:
             check_fact(fact)
         else:
             check_recap(family, sentence, known)
     right = "conflict" if conflict else "fine"
-    assert verdict in ("", right), text
+    assert verdict in ("unsaid", right), text
     return Reading(known, answered["V"], right, distances)
 
 

@@ -69,7 +69,7 @@ class Study:
     train: TrainConfig = field(default_factory=lambda: _recipe())
     documents: StepDocuments = field(
         default_factory=lambda: StepDocuments(
-            num_documents=260_000,
+            num_documents=195_000,
             course=(
                 Lesson(num_documents=36_000, echoes=0.5, pairs=0.5),
                 Lesson(num_documents=20_000, echoes=1 / 3, lists=2 / 3),
@@ -228,7 +228,7 @@ def _recipe() -> TrainConfig:
         model=model,
         optimizer=Muon(learning_rate=3e-3),
         schedule=Cosine(warmup_steps=100),
-        num_steps=8000,
+        num_steps=6000,
         batch_size=8,
         sequence_length=256,
         shuffled_within=1000,

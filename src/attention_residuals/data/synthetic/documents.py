@@ -50,7 +50,7 @@ from attention_residuals.data.synthetic.stories import Story, tell
 from attention_residuals.data.synthetic.templates import Template
 from attention_residuals.errors import ConfigError, is_count
 
-__all__ = ["KIND_TWENTIETHS", "NUM_FACTS", "StepDocuments"]
+__all__ = ["KIND_TWENTIETHS", "NUM_FACTS", "SAID_SHARE", "StepDocuments"]
 
 NUM_FACTS = 3
 """Facts at the end of each text whose values move."""
