@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -122,15 +123,29 @@ def test_calls_at_the_same_time_share_the_models(tmp_path, capfd):
     assert model_of(SMALL, tmp_path, "full", 0) is not None
 
 
+def test_a_model_that_lies_there_is_not_trained_again_and_another_studys_is_refused(trained, tmp_path):
+    shutil.copytree(trained / "trained", tmp_path / "trained")
+    assert models.train_models(SMALL, tmp_path, progress=False)
+    assert not (tmp_path / "models").exists()
+    taken, own = (dict(model_of(SMALL, place, "full", 0).named_parameters()) for place in (tmp_path, trained))
+    assert all(torch.equal(taken[name], own[name]) for name in own)
+    longer = replace(SMALL, train=replace(SMALL.train, num_steps=4))
+    with pytest.raises(CheckpointError, match=r"train\.num_steps is 3 there and 4 here"):
+        models.train_models(longer, tmp_path, progress=False)
+
+
 def test_a_signal_ends_the_command_and_nothing_else(tmp_path, monkeypatch):
     stopped = type("Stopped", (), {"interrupted": True})
     monkeypatch.setattr(models, "train", lambda *_, **__: stopped)
     assert not run_study(SMALL, tmp_path, tmp_path / "none.md", progress=False)
 
 
-def test_progress_says_which_model_and_how_long(trained, capfd):
-    run_study(SMALL, trained, trained / "none.md", stage="train")
-    assert "model 3 of 3: standard, seed 0" in capfd.readouterr().err
+def test_progress_says_which_model_is_trained_and_when_all_are(trained, tmp_path, capfd):
+    shutil.copytree(trained / "trained", tmp_path / "trained")
+    shutil.rmtree(tmp_path / "trained" / "standard-0")
+    for told in ("model 1 of 1: standard, seed 0", "all 3 models are trained"):
+        run_study(SMALL, tmp_path, tmp_path / "none.md", stage="train")
+        assert told in capfd.readouterr().err
 
 
 def test_the_pilot_says_what_the_preregistration_needs(piloted):
