@@ -408,7 +408,7 @@ def test_a_control_that_must_be_zero_ends_all_claims(passing):
 
 
 def test_the_report_shows_all_parts_and_a_pair(passing, trained, tmp_path):
-    for name in ("models", "corpus"):
+    for name in ("trained", "corpus"):
         (tmp_path / name).symlink_to(trained / name)
     (tmp_path / "confirm.json").write_text(json.dumps(passing))
     run_study(SMALL, tmp_path, tmp_path / "none.md", stage="report", progress=False)
