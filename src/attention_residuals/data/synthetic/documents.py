@@ -58,6 +58,9 @@ NUM_FACTS = 3
 SAID_SHARE = 0.75
 """Of the stories that say their verdict."""
 
+MARKED_SHARE = 1 / 3
+"""Of the stories whose last claim has its verdict right behind it, in place of the remark."""
+
 _DETERMINED = ("first claim", "plant", "remark")
 """Places in a story whose words count in the loss, besides its answer."""
 
@@ -147,6 +150,8 @@ class StepDocuments:
             determined = {story.places[place] - 1 for place in _DETERMINED if place in story.places}
             determined.add(story.places["answer"])  # the word after the place that predicts it
             told = [(word, number in determined) for number, word in enumerate(story.words)]
+            if draws.share("marked") < MARKED_SHARE:
+                told[story.places["remark"] - 1] = (story.last_verdict, True)
             if draws.share("said") < SAID_SHARE:
                 told[story.places["check"]] = (story.verdict, True)
             recapped = draws.some_of(story.truths, len(story.truths), "recap")

@@ -33,6 +33,8 @@ class Story(NamedTuple):
     """The answer that would follow from the last claim."""
     verdict: str
     """``fine``, or ``conflict`` where a claim contradicts the statements."""
+    last_verdict: str
+    """The same of the last claim alone."""
     truths: tuple[tuple[str, str], ...]
     """Every thing with its true value: those stated, the one claimed, the last one."""
 
@@ -98,6 +100,7 @@ def tell(
         answer=answer,
         claimed_answer=scale.words[scale.shifted(believed, move)],
         verdict=VERDICTS[any(said != value for said in claimed)],
+        last_verdict=VERDICTS[claimed[-1] != value],
         truths=(*stated, *derived, (problem.last, answer)),
     )
 
