@@ -21,7 +21,7 @@ from attention_residuals.contradiction.tables import tables
 from attention_residuals.errors import ConfigError
 from attention_residuals.page import ReportFigure
 
-COMMITTED = Path(__file__).parents[2] / "studies" / "contradiction" / "confirm.json"
+COMMITTED = Path(__file__).parents[2] / "studies" / "contradiction" / "first" / "confirm.json"
 DRAWS = 2000
 
 

@@ -54,8 +54,8 @@ def test_predictions_are_those_of_single_passes(items, measured):
         (answer[item.answers[1]] - answer[item.claimed_answers[0]]).item(), abs=1e-4
     )
     fine, conflict = (int(step_tokenizer().encode(word)[0]) for word in VERDICTS)
-    final = logits[places["final"]]
-    assert measured["verdict"][2, 1, 0] == pytest.approx((final[conflict] - final[fine]).item(), abs=1e-4)
+    check = logits[places["check"]]
+    assert measured["verdict"][2, 1, 0] == pytest.approx((check[conflict] - check[fine]).item(), abs=1e-4)
     assert measured["right"][2, 1, 0] == float(answer.argmax() == item.answers[1])
 
 

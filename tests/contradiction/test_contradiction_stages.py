@@ -85,11 +85,6 @@ def test_made_models_share_the_block_models_weights_or_its_start(trained):
     assert all(torch.equal(fresh[name], begun[name]) for name in begun)
 
 
-def test_progress_says_which_model_and_how_long(trained, capfd):
-    run_study(SMALL, trained, trained / "none.md", stage="train")
-    assert "model 3 of 3: standard, seed 0" in capfd.readouterr().err
-
-
 def test_the_pilot_says_what_the_preregistration_needs(piloted):
     block = piloted["filled_in"]
     assert len(block["routes"]["0"]) == SMALL.num_routes
@@ -418,7 +413,7 @@ def test_a_report_needs_results(tmp_path):
 
 
 def placed(result, folder, trained):
-    for name in ("models", "corpus"):
+    for name in ("trained", "corpus"):
         (folder / name).symlink_to(trained / name)
     (folder / "confirm.json").write_text(json.dumps(result))
 
@@ -456,8 +451,8 @@ def test_full_models_are_measured_where_the_block_model_fails_and_missing_ones_a
     assert one["missing"] == []
     assert one["full_gate"]["model"] == fingerprint(model_of(SMALL, trained, "full", 0))
     assert not one["full_gate"]["passed"]
-    (tmp_path / "models").mkdir()
-    (tmp_path / "models" / "block-0").symlink_to(trained / "models" / "block-0")
+    (tmp_path / "trained").mkdir()
+    (tmp_path / "trained" / "block-0").symlink_to(trained / "trained" / "block-0")
     monkeypatch.setattr(stages, "checked_pilot", lambda *_: "")
     without = stages.confirm(SMALL, tmp_path, AGREED)
     assert without["format"] == 2

@@ -15,7 +15,10 @@ ORDINALS = (
     "fifteenth sixteenth seventeenth eighteenth nineteenth twentieth"
 )
 PLACES = ORDINALS.split()
-REMARK = "(?: (?:today|here|indeed|surely|gladly|perhaps|quietly|oddly|briefly|softly|lately|calmly))?"
+REMARK = (
+    "(?: (?:today|here|indeed|surely|gladly|perhaps|quietly|oddly|briefly|softly|lately|calmly|"
+    "(?P<M>fine|conflict)))?"
+)
 
 LETTER = {"N": "[a-z]", "V": r"\d+|[a-z]{2,}"}
 WORD = {"N": "[a-z]+", "V": "[a-z]+"}
@@ -133,10 +136,10 @@ def understood(family, sentence, *verbs):
 
 def read(family, text):
     """Works a text out; a sentence that no pattern knows is an error, and so is a wrong answer or recap."""
-    story, _, end = text.partition(" . check")
-    *steps, answer = story.split(" . ")
+    story, _, end = text.removesuffix(" .").partition(" . check ")
+    verdict, answer, *rest = end.split(" . ")
     known, told, distances, conflict = {}, {}, [], False
-    for place, step in enumerate(steps):
+    for place, step in enumerate(story.split(" . ")):
         match, sign, verb, written = understood(family, step, "state", "claim", "again", "next")
         name = match["N"]
         if verb == "state":
@@ -146,20 +149,20 @@ def read(family, text):
         true = moved(known[source], sign * int(match["K"]) if "K" in match.groupdict() else 0)
         if verb != "next":
             conflict |= match["V"] != true
+            assert match["M"] in (None, "fine" if match["V"] == true else "conflict"), text
             distances.append(place - told[source])
         if verb != "again":
             known[name], told[name] = true, told[source]
     answered, *_ = understood(family, answer, "answer")
     assert known[answered["N"]] == answered["V"], text
-    verdict, _, rest = end.strip().partition(" . ")
-    for sentence in filter(None, rest.removesuffix(" .").split(" . ")):
+    for sentence in rest:
         fact = FACT.fullmatch(sentence)
         if fact:
             check_fact(fact)
         else:
             check_recap(family, sentence, known)
     right = "conflict" if conflict else "fine"
-    assert verdict in ("", right), text
+    assert verdict in ("unsaid", right), text
     return Reading(known, answered["V"], right, distances)
 
 

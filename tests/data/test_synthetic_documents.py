@@ -192,20 +192,31 @@ def test_a_course_without_lessons_is_refused():
         StepDocuments(num_documents=1, course=())
 
 
-def test_what_is_scored_are_claims_remarks_answer_verdicts_true_values_and_facts():
+def test_what_is_scored_are_claims_remarks_verdicts_answer_true_values_and_facts():
     source = StepDocuments(num_documents=300, seed=2, course=STORIES, inconsistent_share=0.5)
+    said, marked = Counter(), 0
     for index, one in enumerate(source.documents()):
         _, _, story = source.story(index)
-        names = [name for name in ("first claim", "plant", "remark") if name in story.places]
-        told = [story.words[story.places[name] - 1] for name in names] + [story.answer, story.verdict]
+        names = [name for name in ("first claim", "plant") if name in story.places]
+        behind = one.text.split()[story.places["remark"] - 1]
+        if behind in VERDICTS:
+            assert behind == story.last_verdict
+            marked += 1
+        else:
+            assert behind in REMARKS
+        told = [*(story.words[story.places[name] - 1] for name in names), behind]
+        verdict, _, *rest = one.text.split(" check ")[1].removesuffix(" .").split(" . ")
+        said[verdict] += 1
+        told += [story.answer] if verdict == "unsaid" else [story.verdict, story.answer]
         assert scored_words(one)[: len(told)] == told
-        rest = one.text.split(f" check {story.verdict} . ")[1].removesuffix(" .").split(" . ")
         plain, graded = rest[: len(story.truths)], rest[len(story.truths) : 2 * len(story.truths)]
         facts = [sentence.split()[-1] for sentence in rest[2 * len(story.truths) :]]
         true = dict(story.truths)
         values = [next(true[name] for name in true if name in sentence.split()) for sentence in plain]
         marks = " ".join(re.search(r"(fine|conflict \w+)$", sentence)[0] for sentence in graded).split()
         assert scored_words(one)[len(told) :] == [*values, *marks, *facts]
+    assert said["unsaid"] / 300 == pytest.approx(1 - source.said_share, abs=0.08)
+    assert marked / 300 == pytest.approx(source.marked_share, abs=0.08)
 
 
 def test_moves_are_no_longer_than_asked_and_all_up_to_that_occur():
@@ -226,7 +237,7 @@ def test_wrong_values_in_recaps_come_as_often_as_wrong_claims(wrong):
     graded = Counter(
         word
         for one in StepDocuments(num_documents=600, inconsistent_share=0.5, course=STORIES).documents()
-        for word in one.text.split(" check ")[1].split()[1:]
+        for word in one.text.split(" check ")[1].split()[1:]  # without the verdict on the claim
         if word in VERDICTS
     )
     # A little below the share, since a recap has no wrong value to say where all things have the same.
@@ -293,14 +304,13 @@ def accuracy_of_lookup(features, wrong):
     return np.mean(np.array(guesses) == wrong[half:])
 
 
-PLACES = ("upstream", "plant", "remark", "next operand", "answer", "length", "answer word", "template")
+PLACES = ("upstream", "plant", "remark", "next operand", "length", "template")
 
 
 @pytest.mark.parametrize("place", PLACES)
 def test_no_single_position_tells_a_wrong_claim(stories, wrong, place):
     single = {
         "length": lambda template, story: len(story.words),
-        "answer word": lambda template, story: (template.name, story.answer),
         "template": lambda template, story: template.name,
     }
     look = single.get(place, lambda template, story: (template.name, story.words[story.places[place] - 1]))
@@ -312,7 +322,10 @@ def test_a_bag_of_words_does_not_tell_a_wrong_claim(stories, wrong):
     tokenizer = step_tokenizer()
     bags = np.stack(
         [
-            np.bincount(tokenizer.encode(" ".join(story.words)), minlength=tokenizer.vocab_size)
+            np.bincount(
+                tokenizer.encode(" ".join(story.words[: story.places["check"]])),
+                minlength=tokenizer.vocab_size,
+            )
             for *_, story in stories
         ]
     )
@@ -400,6 +413,8 @@ def test_the_reader_knows_every_family():
     [
         ({"num_documents": 0}, "num_documents=0"),
         ({"inconsistent_share": 1.5}, r"inconsistent_share=1\.5"),
+        ({"said_share": -0.1}, r"said_share=-0\.1"),
+        ({"marked_share": 2.0}, "marked_share=2"),
         ({"families": ()}, "one or more"),
         ({"families": ("animals",)}, "family='animals'"),
         ({"max_steps": 1}, "2 to 18"),

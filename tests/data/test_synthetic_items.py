@@ -49,6 +49,17 @@ def test_every_edit_is_one_token_and_all_before_the_plant_is_the_same(family, ki
         assert item.ids[0, 0, plant] == item.ids[1, 0, plant] != item.ids[0, 1, plant]
 
 
+@pytest.mark.parametrize("kind", ["derived", "copied", "irrelevant"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_nothing_before_the_verdict_but_the_statement_tells_a_wrong_claim(family, kind):
+    for item in StepItems(family=family, kind=kind).items(8):
+        before = item.ids[..., : item.places["check"] + 1]
+        for p in range(
+            2
+        ):  # so a reader who leaves the statement out says the same of a right and a wrong claim
+            assert np.flatnonzero(before[0, p] != before[1, p]).tolist() == [item.places["upstream"]]
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_answer_would_be_another_if_the_claim_were_right(family):
     for item in StepItems(family=family).items(8):
@@ -64,7 +75,7 @@ def test_places_are_what_they_are_called(family):
         words = [word(token) for token in item.ids[0, 1]]
         at = {place: words[token] for place, token in item.places.items()}
         assert at["step end"] == "."
-        assert at["final"] == words[-1] == "check"
+        assert words[item.places["check"] :][:3] == ["check", "unsaid", "."]
         assert at["remark"] in REMARKS
         assert words[item.places["answer"] + 1] == word(item.answers[0])
         assert at["next operand"] in FAMILIES[family].things
@@ -113,7 +124,7 @@ def test_an_item_is_the_same_on_every_machine():
     items = StepItems(family="variables", template="copies", num_steps=3)
     assert items.text(items.item(5).ids[0, 1]) == (
         "set u to ant . set n to bee . set s to bee . "
-        "copy n into c so c is cat today . copy c into b . so b is bee . check"
+        "copy n into c so c is cat today . copy c into b . check unsaid . so b is bee ."
     )
 
 

@@ -259,9 +259,9 @@ class _Pair:
         right = _column([item.answers for item in self.items])
         wrong = _column([item.claimed_answers[::-1] for item in self.items])
         answer = logits[:, self.places["answer"]].double().cpu()
-        final = logits[:, self.places["final"]].double().cpu()
+        check = logits[:, self.places["check"]].double().cpu()
         difference = answer.gather(1, right) - answer.gather(1, wrong)
-        return {"answer": difference.squeeze(1), "verdict": final[:, conflict] - final[:, fine]}
+        return {"answer": difference.squeeze(1), "verdict": check[:, conflict] - check[:, fine]}
 
 
 def _column(pairs: Sequence[Sequence[int]]) -> Int[Tensor, "B 1"]:

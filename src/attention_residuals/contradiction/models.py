@@ -1,20 +1,33 @@
 """The models of the study: three trained arms for each seed, and two that are made without training."""
 
+import json
+import shutil
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
+from attention_residuals.configs import encode
 from attention_residuals.contradiction.study import ARMS, Study
 from attention_residuals.data import Corpus, prepare
 from attention_residuals.data.synthetic import step_tokenizer
-from attention_residuals.durable import locked
+from attention_residuals.durable import locked, write_bytes
 from attention_residuals.errors import CheckpointError
 from attention_residuals.models import LanguageModel
-from attention_residuals.train import Saving, load_checkpoint_model, newest_checkpoint, train
-from attention_residuals.train.checkpoint import step_of
+from attention_residuals.models.weights import load_model, read_json, save_model
+from attention_residuals.train import Saving, load_checkpoint_model, train
+from attention_residuals.train.config import first_difference
 from attention_residuals.train.trainer import initial_model
 
-__all__ = ["MADE", "model_of", "prepared_corpus", "run_folder", "train_models", "unfinished"]
+__all__ = [
+    "MADE",
+    "model_of",
+    "prepared_corpus",
+    "run_folder",
+    "train_models",
+    "trained_folder",
+    "unfinished",
+]
 
 MADE = ("zero-query", "untrained")
 """Models that need no training: the Block one with all pseudo-queries 0, and the Block one as it starts."""
@@ -23,6 +36,11 @@ MADE = ("zero-query", "untrained")
 def run_folder(folder: Path, arm: str, seed: int) -> Path:
     """Names the folder of one run."""
     return folder / "models" / f"{arm}-{seed}"
+
+
+def trained_folder(folder: Path, arm: str, seed: int) -> Path:
+    """Names the folder of one trained model: config.json, model.safetensors and train.json, how it was trained."""
+    return folder / "trained" / f"{arm}-{seed}"
 
 
 def prepared_corpus(study: Study, folder: Path) -> Corpus:
@@ -44,7 +62,8 @@ def train_models(
 
     Args:
         study: What to train.
-        folder: Receives corpus/ and models/, with one folder for each run.
+        folder: Receives corpus/, models/ with one folder for each run, and trained/ with one for each model that
+            is done. A model that lies there, from another machine say, is not trained again.
         progress: Show on stderr what is trained, and how much time is left.
         device: Where to train.
         saving: When to save and evaluate; default every 100 and every 250 steps.
@@ -56,9 +75,9 @@ def train_models(
     Raises:
         CheckpointError: A folder holds another run.
     """
-    corpus = prepared_corpus(study, folder)
     saving = saving or Saving(every=100, keep=1, evaluate_every=250, evaluate_batches=16, log_every=10)
-    runs = [(arm, seed) for seed in study.seeds for arm in ARMS]
+    runs = [(arm, seed) for seed in study.seeds for arm in ARMS if not _is_trained(study, folder, arm, seed)]
+    corpus = prepared_corpus(study, folder) if runs else None
     spent: list[float] = []
     elsewhere: list[str] = []
     for number, (arm, seed) in enumerate(runs):
@@ -67,16 +86,20 @@ def train_models(
             if not is_ours:
                 elsewhere.append(place.name)
                 continue
-            newest = newest_checkpoint(place, config) if place.is_dir() else None
-            is_done = newest is not None and step_of(newest) == config.num_steps
+            if _is_trained(study, folder, arm, seed):  # by another process meanwhile
+                continue
             if progress:
                 left = sum(spent) / len(spent) * (len(runs) - number) if spent else None
                 known = f", about {left / 60:.0f} minutes for the rest" if left is not None else ""
                 print(f"model {number + 1} of {len(runs)}: {arm}, seed {seed}{known}", file=sys.stderr)
             begin = time.perf_counter()
+            assert corpus is not None
             if train(config, corpus, place, saving=saving, progress=progress, device=device).interrupted:
                 return False
-            spent += [] if is_done else [time.perf_counter() - begin]
+            spent.append(time.perf_counter() - begin)
+            _keep(study, folder, arm, seed)
+    if not runs and progress:
+        print(f"all {len(ARMS) * len(study.seeds)} models are trained", file=sys.stderr)
     if elsewhere and spent:  # while this call trained, others may have got ready
         return train_models(study, folder, progress=progress, device=device, saving=saving)
     if elsewhere and progress:
@@ -90,7 +113,7 @@ def unfinished(study: Study, folder: Path, seed: int) -> list[str]:
     Raises:
         CheckpointError: The folder holds another run.
     """
-    return [arm for arm in ARMS if _steps(study, folder, arm, seed) != study.train.num_steps]
+    return [arm for arm in ARMS if not _is_trained(study, folder, arm, seed)]
 
 
 def model_of(study: Study, folder: Path, arm: str, seed: int) -> LanguageModel:
@@ -109,15 +132,13 @@ def model_of(study: Study, folder: Path, arm: str, seed: int) -> LanguageModel:
     config = study.train_config(trained, seed)
     if arm == "untrained":
         return initial_model(config).requires_grad_(False)
-    place = run_folder(folder, trained, seed)
-    steps = _steps(study, folder, trained, seed)
-    if steps != config.num_steps:
+    if not _is_trained(study, folder, trained, seed):
         raise CheckpointError(
-            got=f"{place}, at {'no checkpoint' if steps is None else f'step {steps}'}",
-            expected=f"a run of {config.num_steps} steps",
+            got=f"no model in {trained_folder(folder, trained, seed)}",
+            expected=f"one that was trained for {config.num_steps} steps",
             do="attnres study contradiction --stage train, which goes on where it stopped",
         )
-    model = load_checkpoint_model(place).requires_grad_(False)
+    model = load_model(trained_folder(folder, trained, seed)).requires_grad_(False)
     if arm == "zero-query":
         for name, parameter in model.named_parameters():
             if name.endswith("pseudo_query"):
@@ -125,7 +146,35 @@ def model_of(study: Study, folder: Path, arm: str, seed: int) -> LanguageModel:
     return model
 
 
-def _steps(study: Study, folder: Path, arm: str, seed: int) -> int | None:
-    place = run_folder(folder, arm, seed)
-    newest = newest_checkpoint(place, study.train_config(arm, seed)) if place.is_dir() else None
-    return None if newest is None else step_of(newest)
+def _described(study: Study, arm: str, seed: int) -> dict[str, Any]:
+    """What a model is known by: how it was trained, and on which texts."""
+    told = {"train": encode(study.train_config(arm, seed)), "documents": encode(study.documents)}
+    return {"format": 1, **json.loads(json.dumps(told))}
+
+
+def _keep(study: Study, folder: Path, arm: str, seed: int) -> None:
+    """Puts the model of a finished run where ``model_of`` finds it, whole or not at all."""
+    place = trained_folder(folder, arm, seed)
+    partial = place.with_name(f".partial-{place.name}")
+    shutil.rmtree(partial, ignore_errors=True)  # of a call that was killed
+    save_model(load_checkpoint_model(run_folder(folder, arm, seed)), partial)
+    text = json.dumps(_described(study, arm, seed), indent=1)
+    write_bytes(partial / "train.json", f"{text}\n".encode())
+    partial.rename(place)
+
+
+def _is_trained(study: Study, folder: Path, arm: str, seed: int) -> bool:
+    """Whether the model is there.
+
+    Raises:
+        CheckpointError: Another one is.
+    """
+    place = trained_folder(folder, arm, seed)
+    if not place.is_dir():
+        return False
+    difference = first_difference(read_json(place / "train.json", newest=1), _described(study, arm, seed))
+    if difference is not None:
+        raise CheckpointError(
+            got=f"{place}, where {difference}", expected="a model of this very study", do="move it elsewhere"
+        )
+    return True

@@ -23,14 +23,14 @@ def predictions(both: list[Passed], items: Sequence[Item], ids: Tensor) -> dict[
     }
     for planted, one in enumerate(both):
         logits = by_item(one.logits.double().cpu())  # [items, u, T, V]
-        plant, answer, final = (logits[:, :, places[place] - back] for place, back in
-                                (("plant", 1), ("answer", 0), ("final", 0)))  # fmt: skip
+        plant, answer, check = (logits[:, :, places[place] - back] for place, back in
+                                (("plant", 1), ("answer", 0), ("check", 0)))  # fmt: skip
         token = ids[:, :, planted, places["plant"], None]
         found["surprisal"].append(-plant.log_softmax(-1).gather(-1, token).squeeze(-1))
         wrong = claimed.flip(1)  # what the planted value that is not u would imply
         of = [answer.gather(-1, one[..., None]).squeeze(-1) for one in (right, wrong)]
         found["answer"].append(of[0] - of[1])
-        found["verdict"].append(final[..., conflict] - final[..., fine])
+        found["verdict"].append(check[..., conflict] - check[..., fine])
         best = answer.argmax(-1)
         found["right"].append((best == right).double())
         found["misled"].append(((best == claimed[:, [planted]]) & (best != right)).double())

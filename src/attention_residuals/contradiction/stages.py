@@ -65,7 +65,7 @@ def run_study(
 
     Args:
         study: What to run; a folder is for one study only.
-        folder: Receives study.json, corpus/, models/, measured/, pilot.json, confirm.json, claims.yaml,
+        folder: Receives study.json, corpus/, models/, trained/, measured/, pilot.json, confirm.json, claims.yaml,
             tables/, figures/ and report.html.
         preregistration: The document that must be committed before the confirming run.
         stage: One of ``STAGES``; None runs them in order.

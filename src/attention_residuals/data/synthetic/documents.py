@@ -1,14 +1,15 @@
 """Training texts: consistent stories, and a stated share in which it pays to notice that one is not.
 
-Five things follow the steps of a text. The **answer** follows from the statements, never from a claim that
-contradicts them: where most claims are right, going on from the claim is a good habit, and going back to the
-statement is a better one. The **verdict** says ``fine`` or ``conflict``: to predict it, a model has to compare
-the claim with what was stated, in every text. The **recap** says the true value of every thing once more, in
-any order: looking a value up by its thing is what all else is built on, and the steps of a text hardly teach
-it. The **graded recap** says a value of every thing with a verdict on it, and after ``conflict`` the true one:
-comparing is the other half. The **facts** move values without any thing, as in ``9 plus 2 is 11``; a claim
-needs that besides. Items end before the verdict. Other texts tell no story (``lists.py``); a course of lessons
-says how many, and when.
+Five things follow the steps of a text. The **verdict** says ``fine`` or ``conflict``: to predict it, a model has
+to compare the claim with what was stated, in every text. In some texts it stays unsaid, as in all items;
+in some the last claim has its own right behind it, where comparing is easier to learn than at a distance. The
+**answer** follows from the statements, never from a claim that contradicts them: where most claims are right,
+going on from the claim is a good habit, and going back to the statement is a better one. The **recap** says the
+true value of every thing once more, in any order: looking a value up by its thing is what all else is built on,
+and the steps of a text hardly teach it. The **graded recap** says a value of every thing with a verdict on it, and
+after ``conflict`` the true one: comparing is the other half. The **facts** move values without any thing, as in
+``9 plus 2 is 11``; a claim needs that besides. Other texts tell no story (``lists.py``); a course of lessons says
+how many, and when.
 
 Only some words count in the loss: claimed values, remarks, answers, verdicts, values that are said again, true
 values after a wrong one, results of facts, parts of echoes but for their first words. All others are drawn at
@@ -16,8 +17,9 @@ random, or always follow, and to predict those teaches nothing that is asked her
 model takes many times as long to prefer values that stand in the text. So the models predict nothing of use at
 other words.
 
-The verdict comes after the answer, and the answer follows from the statements, so the two texts of a pair
-hold the same tokens from the claim to the end, the answer included.
+The verdict comes before the answer: a claim, the step from it and the right answer would give it away. Up to the
+verdict, texts that state another value but claim the same differ in the stated token only, so no reader who leaves
+the statement out is right more often than by chance.
 
 Nothing but the contradiction tells a wrong claim from a right one: both values of a claim are drawn alike,
 wrong claims come as often with every template, thing, value, move, remark, kind and distance, and half of the
@@ -78,6 +80,9 @@ class StepDocuments:
         max_move: Largest move of one step, >= 1; items should use the same.
         course: What the texts are, in a row; by default 2 in 5 are lists and the others stories, from the first on.
             A trainer with ``shuffled_within`` visits them about in that order.
+        said_share: Share of the stories that say their verdict, 0 to 1.
+        marked_share: Share of the stories whose last claim has its own verdict right behind it, in place of the
+            remark, 0 to 1.
         seed: >= 0.
 
     Raises:
@@ -104,6 +109,8 @@ class StepDocuments:
     num_values: int = 8
     max_move: int = 9
     course: tuple[Lesson, ...] = (Lesson(lists=0.4),)
+    said_share: float = 0.75
+    marked_share: float = 1 / 3
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -111,10 +118,10 @@ class StepDocuments:
             raise ConfigError(
                 got=f"num_documents={self.num_documents}", expected="1 or more", do="pass 50_000"
             )
-        if not 0 <= self.inconsistent_share <= 1:
-            raise ConfigError(
-                got=f"inconsistent_share={self.inconsistent_share}", expected="0 to 1", do="pass 0.25"
-            )
+        for name in ("inconsistent_share", "said_share", "marked_share"):
+            share = getattr(self, name)
+            if not 0 <= share <= 1:
+                raise ConfigError(got=f"{name}={share}", expected="0 to 1", do="pass 0.25")
         if not self.course or not all(isinstance(lesson, Lesson) for lesson in self.course):
             raise ConfigError(
                 got=f"course={self.course!r}", expected="one lesson or more", do="pass (Lesson(lists=0.4),)"
@@ -143,7 +150,10 @@ class StepDocuments:
             determined = {story.places[place] - 1 for place in _DETERMINED if place in story.places}
             determined.add(story.places["answer"])  # the word after the place that predicts it
             told = [(word, number in determined) for number, word in enumerate(story.words)]
-            told += [(story.verdict, True), (".", False)]
+            if draws.share("marked") < self.marked_share:
+                told[story.places["remark"] - 1] = (story.last_verdict, True)
+            if draws.share("said") < self.said_share:
+                told[story.places["check"]] = (story.verdict, True)
             recapped = draws.some_of(story.truths, len(story.truths), "recap")
             told += recalled(template.again, recapped)
             asked = draws.some_of(story.truths, len(story.truths))

@@ -11,7 +11,7 @@ from attention_residuals.data.synthetic.draws import Draws
 from attention_residuals.data.synthetic.families import FAMILIES
 from attention_residuals.data.synthetic.problems import Kind, Problem, Split, check_options, draw_problem
 from attention_residuals.data.synthetic.scales import SCALES
-from attention_residuals.data.synthetic.stories import CHECK, CLAIM_PLACES, Story, tell
+from attention_residuals.data.synthetic.stories import CHECK, CLAIM_PLACES, UNSAID, Story, tell
 from attention_residuals.data.synthetic.templates import Template
 from attention_residuals.data.synthetic.words import REMARKS, VERDICTS, word_tokenizer
 from attention_residuals.data.tokenizer import Tokenizer
@@ -27,7 +27,7 @@ class Item:
     """One item: four texts that differ in the upstream and the planted token, and what is true of them.
 
     ``ids[u, p]`` are the tokens with upstream value number u and planted value number p, from the end of text
-    to the word that predicts the verdict. Texts with u = p are consistent. ``ids[u, 0]`` and ``ids[u, 1]``
+    to the end of the answer. Texts with u = p are consistent. ``ids[u, 0]`` and ``ids[u, 1]``
     are a pair: they differ in the planted token only, so every later position holds the same token, and
     whatever a causal model computes before the plant is the same.
 
@@ -125,7 +125,7 @@ class StepItems:
     Example:
         >>> items = StepItems(family="variables", template="copies", distance=1, num_steps=2)
         >>> print(items.text(items.item(0).ids[0, 1]))
-        set j to cow . set t to cow . copy t into r so r is ant indeed . copy r into c . so c is cow . check
+        set j to cow . set t to cow . copy t into r so r is ant indeed . copy r into c . check unsaid . so c is cow .
     """
 
     family: str
@@ -258,11 +258,11 @@ def step_tokenizer() -> Tokenizer:
 
     Example:
         >>> step_tokenizer()
-        Tokenizer(vocab_size=294)
+        Tokenizer(vocab_size=295)
         >>> step_tokenizer().decode(step_tokenizer().encode("anna wears red coat ."))
         ' anna wears red coat .'
     """
-    words = {CHECK, ".", *VERDICTS, *REMARKS}
+    words = {CHECK, UNSAID, ".", *VERDICTS, *REMARKS}
     for scale in SCALES.values():
         words.update(scale.words)
     for family in FAMILIES.values():

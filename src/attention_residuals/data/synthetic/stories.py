@@ -1,4 +1,4 @@
-"""A problem told in a template's words: who has what, a claim, a step after it, the answer, the verdict."""
+"""A problem told in a template's words: who has what, a claim, a step after it, the verdict, the answer."""
 
 from typing import NamedTuple
 
@@ -6,19 +6,22 @@ from attention_residuals.data.synthetic.problems import Kind, Problem
 from attention_residuals.data.synthetic.templates import Template
 from attention_residuals.data.synthetic.words import VERDICTS
 
-__all__ = ["CHECK", "CLAIM_PLACES", "Story", "tell"]
+__all__ = ["CHECK", "CLAIM_PLACES", "UNSAID", "Story", "tell"]
 
 CHECK = "check"
 """The word after which the verdict stands."""
 
-CLAIM_PLACES = ("step end", "next operand", "answer", "final")
+UNSAID = "unsaid"
+"""What stands in place of a verdict that is not told."""
+
+CLAIM_PLACES = ("step end", "next operand", "check", "answer")
 """Places after the plant whose tokens are the same in both texts of a pair, where findings may be claimed:
-the end of the claim, the thing that the next step goes on from, the token that predicts the answer, and the
-last token, which predicts the verdict."""
+the end of the claim, the thing that the next step goes on from, the token that predicts the verdict, and the
+one that predicts the answer."""
 
 
 class Story(NamedTuple):
-    """A text up to the word that predicts its verdict, and what is true of it."""
+    """A text up to its answer, with the verdict unsaid, and what is true of it."""
 
     words: tuple[str, ...]
     places: dict[str, int]
@@ -30,6 +33,8 @@ class Story(NamedTuple):
     """The answer that would follow from the last claim."""
     verdict: str
     """``fine``, or ``conflict`` where a claim contradicts the statements."""
+    last_verdict: str
+    """The same of the last claim alone."""
     truths: tuple[tuple[str, str], ...]
     """Every thing with its true value: those stated, the one claimed, the last one."""
 
@@ -79,20 +84,23 @@ def tell(
     move = template.next_sign * problem.second_move
     written.add(template.next, last=problem.last, asked=asked, m=str(problem.second_move))
     written.end()
+    written.add(CHECK)  # before the answer, which with the claim gives the verdict away
+    written.mark("check")
+    written.add(UNSAID)
+    written.end()
     written.add(template.answer, last=problem.last)
     written.mark("answer")
     answer = scale.words[scale.shifted(known, move)]
     derived = () if kind == "copied" else ((problem.new, scale.words[value]),)
     written.add(answer)
     written.end()
-    written.add(CHECK)
-    written.mark("final")
     return Story(
         words=tuple(written.words),
         places=written.places,
         answer=answer,
         claimed_answer=scale.words[scale.shifted(believed, move)],
         verdict=VERDICTS[any(said != value for said in claimed)],
+        last_verdict=VERDICTS[claimed[-1] != value],
         truths=(*stated, *derived, (problem.last, answer)),
     )
 
