@@ -110,7 +110,11 @@ class Parallel:
         if self.num_ranks == 1:
             return
         if config.compile:
-            raise _refused("compile=True with several ranks", "leave compile out, or train in one process")
+            raise ConfigError(
+                got="compile=True with several ranks",
+                expected="one process; compiled steps of several have not been tested",
+                do="leave compile out, or train in one process",
+            )
         if config.batch_size % self.num_data:
             raise ConfigError(
                 got=f"batch_size={config.batch_size} for replicate x shard = {self.num_data} ranks",
@@ -127,12 +131,19 @@ class Parallel:
             ConfigError: Layers or heads do not divide, a kind of model that one process has to train alone, or
                 options of a pipeline without one.
         """
+        if self.pipeline > 1 and self.tensor > 1:
+            raise ConfigError(
+                got="pipeline together with tensor",
+                expected="one of the two; together they have not been tested",
+                do="use shard together with either of them",
+            )
         if isinstance(model, DecoderConfig):
             self._check_tensor(model)
         elif self.num_ranks > self.pipeline:
-            # A stage has all of its experts' tokens; copies and shards would have to count them together.
-            raise _refused(
-                "replicate, shard or tensor for a model of Transformers", "use pipeline alone, or a Decoder"
+            raise ConfigError(
+                got="replicate, shard or tensor for a model of Transformers",
+                expected="a pipeline alone; copies and shards would have to count their experts' tokens together",
+                do="use pipeline alone, or a Decoder",
             )
         if self.pipeline > 1:
             self._check_pipeline(model)
@@ -163,12 +174,11 @@ class Parallel:
                 )
 
     def _check_pipeline(self, model: ModelConfig) -> None:
-        if self.tensor > 1:
-            raise _refused("pipeline together with tensor", "use shard together with either of them")
         if self.num_data > 1 and schedule_named(self.schedule).splits_backward:
-            # Under FSDP2 of PyTorch 2.13, the split backward of a stage loses gradients without a word.
-            raise _refused(
-                f"{self.schedule} together with shard or replicate", "use 1F1B, Interleaved1F1B or LoopedBFS"
+            raise ConfigError(
+                got=f"{self.schedule} together with shard or replicate",
+                expected="a schedule that does not split backward: under FSDP2 of PyTorch 2.13 that loses gradients",
+                do="use 1F1B, Interleaved1F1B or LoopedBFS",
             )
         even_layers(model.num_layers, self.pipeline * self.stages_per_rank)
         schedule_named(self.schedule).check(self.stages_per_rank, self.pipeline, self.num_microbatches)
@@ -182,7 +192,3 @@ class Parallel:
                 do="choose batch_size and micro_batch_size so that they divide, "
                 f"or microbatches of which {size} is a multiple",
             )
-
-
-def _refused(what: str, do: str) -> ConfigError:
-    return ConfigError(got=what, expected="what has been tested", do=do)
