@@ -10,7 +10,7 @@ from attention_residuals.experiments.results import DONE
 from attention_residuals.layers.residual import AttnRes, StandardResidual
 
 ARMS = {"standard": StandardResidual(), "block": AttnRes(sublayers_per_block=2)}
-VOCABULARY = 294
+VOCABULARY = step_tokenizer().vocab_size
 
 
 def small_corpus(folder):

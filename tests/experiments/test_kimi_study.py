@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from experiments.made_up import ARMS, cell, outcome, small_corpus, table
+from experiments.made_up import ARMS, VOCABULARY, cell, outcome, small_corpus, table
 from experiments.test_studies import all_done, row_of
 
 from attention_residuals.errors import ConfigError
@@ -131,7 +131,7 @@ def test_equal_seeds_begin_with_equal_weights_under_every_rule(runs):
     run, _ = runs["kimi"]
     states = []
     for rule in (StandardResidual(), ARMS["block"], FULL):
-        model = TINY.model(294, 48, rule)
+        model = TINY.model(VOCABULARY, 48, rule)
         state = initial_model(replace(run.config, model=model)).state_dict()
         states.append({name: value for name, value in state.items() if "pseudo_query" not in name})
     standard, *others = states
