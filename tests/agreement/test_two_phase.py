@@ -192,7 +192,7 @@ def test_logits_of_ten_thousand_give_the_one_source_without_overflow(backend, la
     query = torch.tensor([-5000.0, 5000.0 if largest == "finished" else 4000.0, 4900.0, 0.0])
     found = phase_1(finished, query[None], torch.ones(1, width), eps=0.0, backend=backend)
     read = read_open_block(found, 0, live, query, torch.ones(width), eps=0.0, backend=backend)
-    assert read.logits[0].item() == -1e4
+    assert read.logits[0].item() == pytest.approx(-1e4, rel=1e-6)  # the last bit is the processor's
     assert torch.equal(read.mix, finished[1] if largest == "finished" else live)
     assert torch.equal(read.weights[:, 0], torch.tensor([0, 1, 0] if largest == "finished" else [0, 0, 1.0]))
 

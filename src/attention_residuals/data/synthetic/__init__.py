@@ -5,8 +5,8 @@ Example:
     >>> item = items.item(0)
     >>> for planted in range(2):
     ...     print(items.text(item.ids[0, planted]))
-    s is 16 . q is 18 . v is q plus 2 so v is 20 indeed . b is v plus 2 . so b is 22 . check
-    s is 16 . q is 18 . v is q plus 2 so v is 22 indeed . b is v plus 2 . so b is 22 . check
+    s is 16 . q is 18 . v is q plus 2 so v is 20 indeed . b is v plus 2 . check unsaid . so b is 22 .
+    s is 16 . q is 18 . v is q plus 2 so v is 22 indeed . b is v plus 2 . check unsaid . so b is 22 .
 """
 
 from attention_residuals.data.synthetic.binding import (

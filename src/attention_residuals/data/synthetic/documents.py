@@ -93,10 +93,10 @@ class StepDocuments:
         >>> source = StepDocuments(num_documents=1, families=("arithmetic",), max_steps=3)
         >>> for document in source.documents():
         ...     print(textwrap.fill(document.text, 90))
-        t is 16 . f is 14 . e is f plus 4 so e is 18 here . m is e plus 4 . so m is 22 . check
-        fine . e is still 18 . m is still 22 . t is still 16 . f is still 14 . t is still 16 fine
-        . m is still 22 fine . e is still 18 fine . f is still 14 fine . 29 plus 8 is 37 . 10 plus
-        7 is 17 . 23 plus 4 is 27 .
+        t is 16 . f is 14 . e is f plus 4 so e is 18 fine . m is e plus 4 . check fine . so m is
+        22 . e is still 18 . m is still 22 . t is still 16 . f is still 14 . t is still 16 fine .
+        m is still 22 fine . e is still 18 fine . f is still 14 fine . 29 plus 8 is 37 . 10 plus 7
+        is 17 . 23 plus 4 is 27 .
     """
 
     name: ClassVar[str] = "step-by-step"
