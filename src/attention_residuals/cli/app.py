@@ -57,4 +57,5 @@ def parsed(arguments: Sequence[str], *, prog: str, about: str) -> Callable[[], i
             raise cause from None
         sys.stderr.write(told.getvalue())
         raise
+    sys.stderr.write(told.getvalue())
     return call
